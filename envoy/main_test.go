@@ -1,0 +1,174 @@
+package envoy
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// helperEnv makes the test binary play another program instead of running tests.
+const helperEnv = "PILOTFISH_TEST_HELPER"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(helperEnv) {
+	case "owner":
+		helperOwner()
+	case "hog":
+		helperHog()
+	case "starve":
+		helperStarve()
+	default:
+		goleak.VerifyTestMain(m)
+	}
+	os.Exit(0)
+}
+
+// helperOwner starts an Envoy, tells its process id, and waits to be killed.
+func helperOwner() {
+	p, err := Start(Config{Path: os.Args[1], Args: os.Args[2:]})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(p.PID())
+	select {}
+}
+
+// helperHog takes memory until it is killed.
+func helperHog() {
+	var all [][]byte
+	for range 1024 {
+		block := make([]byte, 1<<20)
+		for i := 0; i < len(block); i += 4096 {
+			block[i] = 1
+		}
+		all = append(all, block)
+	}
+	fmt.Println(len(all))
+}
+
+// helperStarve joins the cgroup whose cgroup.procs is its argument, starts a hog there, and tells how that ended.
+func helperStarve() {
+	if err := os.WriteFile(os.Args[1], []byte(fmt.Sprint(os.Getpid())), 0o600); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	self, _ := os.Executable()
+	p, err := Start(Config{Path: self, Env: []string{helperEnv + "=hog"}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(p.Exit())
+}
+
+// helper makes a command that runs the test binary in one of these roles.
+func helper(t *testing.T, role string, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), helperEnv+"="+role)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// script writes a shell script to stand in for Envoy.
+func script(t *testing.T, dir, name, body string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// fakeEnvoy is a script that only tells a version.
+func fakeEnvoy(t *testing.T, dir, name, version string) string {
+	t.Helper()
+	return script(t, dir, name, `echo "$0  version: 0123abcd/`+version+`/Clean/RELEASE/BoringSSL"`)
+}
+
+// start starts a process and makes sure that it does not outlive the test.
+func start(t *testing.T, c Config) *Process {
+	t.Helper()
+	p, err := Start(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Stop(ended()) })
+	return p
+}
+
+// ended is a context whose deadline has passed.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually polls until the condition holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !holds() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// gone says whether a process is no more, or a zombie that its new parent has not reaped yet.
+func gone(pid int) bool {
+	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		return true
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(after, "Z")
+}
+
+// readLine reads the first line that a helper prints.
+func readLine(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the helper said nothing: %v", err)
+	}
+	return strings.TrimSpace(line)
+}

@@ -1,0 +1,94 @@
+package envoy
+
+import (
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Options become Envoy's command line. The zero value of a field leaves its flag out, unless said otherwise.
+type Options struct {
+	// ConfigPath is the bootstrap file.
+	ConfigPath string
+	// ConfigYAML is merged over the bootstrap file.
+	ConfigYAML string
+	// DrainTime is how long listeners drain; whole seconds.
+	DrainTime time.Duration
+	// DrainStrategy is "immediate" or "gradual"; "immediate" if empty: each response then asks its client to close,
+	// while the gradual way leaves it to chance.
+	DrainStrategy string
+	// LocalAddressIPVersion is "v4" or "v6"; "v4" if empty.
+	LocalAddressIPVersion string
+	// FileFlushInterval is how often access logs are written out; 1 second if zero.
+	FileFlushInterval time.Duration
+	// FileFlushMinSizeKB is how much is gathered before access logs are written out.
+	FileFlushMinSizeKB int
+	// LogLevel is a level, optionally followed by levels of components: "warning" or "info,upstream:debug". "warning" if empty.
+	LogLevel string
+	// ComponentLogLevel is "component:level,…".
+	ComponentLogLevel string
+	// LogFormat is in spdlog's syntax.
+	LogFormat string
+	// Concurrency is the number of worker threads; 0 lets Envoy take one for each core.
+	Concurrency int
+	// EnableCoreDump lets Envoy dump core.
+	EnableCoreDump bool
+	// Extra goes to the end of the command line as it is.
+	Extra []string
+}
+
+// Args is the command line without the program's name, with the flags that Istio's agent gives.
+func (o Options) Args() []string {
+	level, components := splitLogLevel(orDefault(o.LogLevel, "warning"), o.ComponentLogLevel)
+	args := []string{
+		"-c", o.ConfigPath,
+		"--drain-strategy", orDefault(o.DrainStrategy, "immediate"),
+		"--local-address-ip-version", orDefault(o.LocalAddressIPVersion, "v4"),
+		"--file-flush-interval-msec", strconv.FormatInt(orDefault(o.FileFlushInterval, time.Second).Milliseconds(), 10),
+		"--disable-hot-restart",
+		"--allow-unknown-static-fields",
+		"-l", level,
+		"--skip-deprecated-logs",
+	}
+	add := func(wanted bool, flags ...string) {
+		if wanted {
+			args = append(args, flags...)
+		}
+	}
+	add(o.DrainTime > 0, "--drain-time-s", strconv.Itoa(int(o.DrainTime.Round(time.Second)/time.Second)))
+	add(o.FileFlushMinSizeKB > 0, "--file-flush-min-size-kb", strconv.Itoa(o.FileFlushMinSizeKB))
+	add(components != "", "--component-log-level", components)
+	add(o.LogFormat != "", "--log-format", o.LogFormat)
+	add(o.EnableCoreDump, "--enable-core-dump")
+	add(o.ConfigYAML != "", "--config-yaml", o.ConfigYAML)
+	add(o.Concurrency > 0, "--concurrency", strconv.Itoa(o.Concurrency))
+	return append(args, o.Extra...)
+}
+
+// splitLogLevel takes the components' levels out of "level,component:level,…" and puts them before those given apart,
+// since the last one wins.
+func splitLogLevel(level, components string) (string, string) {
+	base := "warning"
+	var scoped []string
+	for part := range strings.SplitSeq(level, ",") {
+		part = strings.TrimSpace(part)
+		switch {
+		case strings.Contains(part, ":"):
+			scoped = append(scoped, part)
+		case part != "":
+			base = part
+		}
+	}
+	if components != "" {
+		scoped = append(scoped, components)
+	}
+	return base, strings.Join(scoped, ",")
+}
+
+func orDefault[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}

@@ -1,0 +1,64 @@
+package envoy
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+func TestCommandLineIsTheOneOfIstiosAgent(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		in   Options
+		want string
+	}{
+		{
+			"defaults", Options{ConfigPath: "etc/istio/proxy/envoy-rev.json", DrainTime: 45 * time.Second},
+			"-c etc/istio/proxy/envoy-rev.json --drain-strategy immediate --local-address-ip-version v4 --file-flush-interval-msec 1000 " +
+				"--disable-hot-restart --allow-unknown-static-fields -l warning --skip-deprecated-logs --drain-time-s 45",
+		},
+		{
+			"everything", Options{
+				ConfigPath: "x.json", ConfigYAML: "a: 1", DrainTime: 1499 * time.Millisecond, DrainStrategy: "gradual", LocalAddressIPVersion: "v6",
+				FileFlushInterval: 250 * time.Millisecond, FileFlushMinSizeKB: 64, LogLevel: "info,upstream:debug", ComponentLogLevel: "misc:error",
+				LogFormat: "%v", Concurrency: 3, EnableCoreDump: true, Extra: []string{"--base-id", "7"},
+			},
+			"-c x.json --drain-strategy gradual --local-address-ip-version v6 --file-flush-interval-msec 250 --disable-hot-restart " +
+				"--allow-unknown-static-fields -l info --skip-deprecated-logs --drain-time-s 1 --file-flush-min-size-kb 64 " +
+				"--component-log-level upstream:debug,misc:error --log-format %v --enable-core-dump --config-yaml a: 1 --concurrency 3 --base-id 7",
+		},
+		{
+			"components only", Options{ConfigPath: "x", LogLevel: "http:trace"},
+			"-c x --drain-strategy immediate --local-address-ip-version v4 --file-flush-interval-msec 1000 --disable-hot-restart " +
+				"--allow-unknown-static-fields -l warning --skip-deprecated-logs --component-log-level http:trace",
+		},
+	} {
+		if got := strings.Join(c.in.Args(), " "); got != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
+		}
+	}
+}
+
+func TestBothEnvoysAcceptTheWholeCommandLine(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "envoy.yaml"), []byte(staticBootstrap), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := Options{
+		ConfigPath: "envoy.yaml", ConfigYAML: "node: {id: a, cluster: b}", DrainTime: time.Second, FileFlushMinSizeKB: 64,
+		LogLevel: "info,upstream:debug", ComponentLogLevel: "misc:error", LogFormat: "%v", Concurrency: 1, EnableCoreDump: true,
+		Extra: []string{"--mode", "validate"},
+	}.Args()
+	for _, v := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
+		cmd := exec.Command(testenv.EnvoyOf(t, v), args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "OK") {
+			t.Errorf("Envoy %s: %v: %s", v, err, out)
+		}
+	}
+}

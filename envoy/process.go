@@ -1,0 +1,178 @@
+package envoy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Config says how to start an Envoy.
+type Config struct {
+	// Path is the binary, Args its arguments (Options.Args makes them), Dir its working directory.
+	Path string
+	Args []string
+	Dir  string
+	// Env is its whole environment, as "name=value"; nil is this process's own.
+	Env []string
+	// Output is called with each line that Envoy writes to its standard output and error, in order and never
+	// concurrently. Envoy waits while it does not return. Nil drops the lines; the last ones are kept for Exit anyway.
+	Output func(line string)
+	Logger *slog.Logger
+}
+
+// Process is an Envoy that was started. Its methods are safe for concurrent use.
+type Process struct {
+	pid     int
+	cmd     *exec.Cmd
+	log     *slog.Logger
+	started time.Time
+	output  *output
+	oom     *oomWatch
+	done    chan struct{}
+	exit    Exit // written before done is closed
+
+	mu     sync.Mutex
+	ended  bool // the process is a zombie at most: no signal goes to it any more
+	termed bool // Stop sent SIGTERM
+	killed bool // Stop sent SIGKILL
+}
+
+// Start starts an Envoy in a process group of its own, so that a terminal's Ctrl-C does not reach it before its owner has
+// drained it, and so that it dies with this process whichever way that ends.
+func Start(c Config) (*Process, error) {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Process{log: c.Logger, done: make(chan struct{})}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("starting Envoy: a pipe for its output: %w", err)
+	}
+	p.cmd = &exec.Cmd{Path: c.Path, Args: append([]string{c.Path}, c.Args...), Dir: c.Dir, Env: c.Env, Stdout: write, Stderr: write}
+	started := make(chan error)
+	go p.own(started)
+	err = <-started
+	_ = write.Close() // the child has its own
+	if err != nil {
+		_ = read.Close()
+		return nil, startError(c, err)
+	}
+	p.output = readOutput(read, c.Output)
+	started <- nil // own may now wait for the output's end
+	p.log.Info("Envoy started", "pid", p.pid, "path", c.Path, "args", c.Args)
+	return p, nil
+}
+
+func startError(c Config, err error) error {
+	if c.Dir != "" {
+		if _, statErr := os.Stat(c.Dir); statErr != nil {
+			return fmt.Errorf("starting Envoy: its working directory: %w", statErr)
+		}
+	}
+	if errors.Is(err, syscall.ENOENT) {
+		return &NotFoundError{Looked: []string{c.Path + ": " + reasonOf(err).Error()}}
+	}
+	return fmt.Errorf("starting Envoy: %w", err)
+}
+
+// PID is Envoy's process id, and that of its process group.
+func (p *Process) PID() int { return p.pid }
+
+// Done is closed when Envoy has ended, its whole process group is gone and its output is read.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Exit tells how Envoy ended. It waits for the end.
+func (p *Process) Exit() Exit {
+	<-p.done
+	return p.exit
+}
+
+// Stop ends Envoy: SIGTERM to its process group, and when the context ends before that is done, SIGKILL. It returns when
+// Envoy is gone. Envoy cuts its connections at SIGTERM: drain first (Admin.DrainListeners). Several callers may stop;
+// the first context to end decides.
+func (p *Process) Stop(ctx context.Context) Exit {
+	if ctx.Err() == nil {
+		p.signal(syscall.SIGTERM)
+		select {
+		case <-p.done:
+			return p.exit
+		case <-ctx.Done():
+			p.log.Warn("Envoy did not end by the deadline after SIGTERM, killing it", "pid", p.pid)
+		}
+	}
+	p.signal(syscall.SIGKILL)
+	return p.Exit()
+}
+
+// signal sends to the whole process group, unless the process has ended: its id may be another's by then.
+func (p *Process) signal(s syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return
+	}
+	if s == syscall.SIGKILL {
+		p.killed = true
+	} else {
+		p.termed = true
+	}
+	if err := signalGroup(p.pid, s); err != nil {
+		p.log.Warn("signalling Envoy failed", "pid", p.pid, "signal", signalName(s), "error", err)
+	}
+}
+
+// own starts the process, waits for its end, and tells it. It is a goroutine of its own for the sake of the thread: the
+// kernel ends the child when the thread that made it ends, so that thread has to live, and belong to this goroutine, as
+// long as the child does.
+func (p *Process) own(started chan error) {
+	release := holdThread()
+	defer release()
+	dieWithOwner(p.cmd)
+	p.started = time.Now()
+	if err := p.cmd.Start(); err != nil {
+		started <- err
+		return
+	}
+	p.pid = p.cmd.Process.Pid
+	p.oom = watchOOM(cgroupOfSelf(), oomInterval)
+	started <- nil
+	<-started
+	p.awaitEnd()
+}
+
+// awaitEnd looks at the end before it reaps: as long as the zombie keeps the process id, a signal to the group cannot
+// reach strangers.
+func (p *Process) awaitEnd() {
+	if awaitZombie(p.pid) {
+		p.mu.Lock()
+		p.ended = true
+		_ = killGroup(p.pid) // whoever Envoy left behind
+		p.mu.Unlock()
+	}
+	err := p.cmd.Wait()
+	p.mu.Lock()
+	p.ended = true
+	p.mu.Unlock()
+	p.exit = p.verdict(p.cmd.ProcessState, p.oom.stop())
+	p.exit.Tail = p.output.finish()
+	var exitErr *exec.ExitError
+	if err != nil && !errors.As(err, &exitErr) {
+		p.log.Warn("waiting for Envoy failed", "pid", p.pid, "error", err)
+	}
+	p.report()
+	close(p.done)
+}
+
+func (p *Process) report() {
+	level := slog.LevelError
+	if p.exit.Reason == Stopped {
+		level = slog.LevelInfo
+	}
+	p.log.Log(context.Background(), level, "Envoy "+p.exit.String(), "pid", p.pid, "reason", string(p.exit.Reason), "exitCode", p.exit.ExitCode())
+}

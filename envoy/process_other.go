@@ -1,0 +1,26 @@
+//go:build !linux
+
+package envoy
+
+import (
+	"fmt"
+	"os/exec"
+	"runtime"
+	"syscall"
+)
+
+// The parts below only let the package compile: without a death signal an Envoy could outlive its owner.
+
+func errNotLinux() error { return fmt.Errorf("pilotfish runs on Linux; this is %s", runtime.GOOS) }
+
+func ownGroup(*exec.Cmd) {}
+
+func dieWithOwner(cmd *exec.Cmd) { cmd.Err = errNotLinux() }
+
+func holdThread() (release func()) { return func() {} }
+
+func awaitZombie(int) bool { return false }
+
+func signalGroup(int, syscall.Signal) error { return errNotLinux() }
+
+func killGroup(int) error { return errNotLinux() }

@@ -1,0 +1,84 @@
+package portowner
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const longestCommand = 160
+
+// lookUp finds the processes that hold a port: the inodes of the sockets in the way, then who has them open.
+func lookUp(network string, ip netip.Addr, port uint16) []Holder {
+	protocol := "tcp"
+	if strings.HasPrefix(network, "udp") {
+		protocol = "udp"
+	}
+	inodes := make(map[string]bool)
+	for _, file := range []string{"/proc/net/" + protocol, "/proc/net/" + protocol + "6"} {
+		f, err := os.Open(file)
+		if err != nil {
+			continue
+		}
+		for _, s := range parseSockets(f) {
+			if s.inTheWay(ip, port) {
+				inodes["socket:["+s.inode+"]"] = true
+			}
+		}
+		_ = f.Close()
+	}
+	if len(inodes) == 0 {
+		return nil
+	}
+	return owners(inodes)
+}
+
+// owners finds the processes that have one of the sockets open; those of other users cannot be looked into.
+func owners(links map[string]bool) []Holder {
+	var found []Holder
+	processes, _ := os.ReadDir("/proc")
+	for _, entry := range processes {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || !holdsAny(pid, links) {
+			continue
+		}
+		found = append(found, Holder{PID: pid, Command: command(pid)})
+	}
+	slices.SortFunc(found, func(a, b Holder) int { return a.PID - b.PID })
+	return found
+}
+
+func holdsAny(pid int, links map[string]bool) bool {
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, fd := range fds {
+		if link, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil && links[link] {
+			return true
+		}
+	}
+	return false
+}
+
+// command is a process's command line on one line, without what could play tricks on a terminal.
+func command(pid int) string {
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	if err != nil {
+		return ""
+	}
+	text := strings.TrimSpace(strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, string(raw)))
+	if len(text) > longestCommand {
+		text = strings.ToValidUTF8(text[:longestCommand], "") + "…"
+	}
+	return text
+}

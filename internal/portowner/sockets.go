@@ -1,0 +1,91 @@
+package portowner
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// socket is one line of /proc/net/tcp and its kin.
+type socket struct {
+	local netip.AddrPort
+	state byte
+	inode string
+}
+
+const (
+	stateListen = 0x0A
+	stateClose  = 0x07 // what an unconnected UDP socket has
+)
+
+// parseSockets reads the format of /proc/net/{tcp,tcp6,udp,udp6}; lines that do not have it are passed over.
+func parseSockets(r io.Reader) []socket {
+	var all []socket
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if s, err := parseSocket(lines.Text()); err == nil {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// parseSocket reads one line: "sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …".
+func parseSocket(line string) (socket, error) {
+	fields := strings.Fields(line)
+	if len(fields) < 10 {
+		return socket{}, fmt.Errorf("%d fields, want 10 or more", len(fields))
+	}
+	local, err := parseAddrPort(fields[1])
+	if err != nil {
+		return socket{}, err
+	}
+	state, err := strconv.ParseUint(fields[3], 16, 8)
+	if err != nil {
+		return socket{}, fmt.Errorf("state: %w", err)
+	}
+	return socket{local: local, state: byte(state), inode: fields[9]}, nil
+}
+
+func parseAddrPort(text string) (netip.AddrPort, error) {
+	host, portText, ok := strings.Cut(text, ":")
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("address %q has no port", text)
+	}
+	port, err := strconv.ParseUint(portText, 16, 16)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("port: %w", err)
+	}
+	raw, err := hex.DecodeString(host)
+	if err != nil || (len(raw) != 4 && len(raw) != 16) {
+		return netip.AddrPort{}, fmt.Errorf("address %q is neither IPv4 nor IPv6 in hexadecimal", host)
+	}
+	// The kernel prints each 32-bit word of the address as a number in its own byte order.
+	for i := 0; i < len(raw); i += 4 {
+		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
+	}
+	ip, _ := netip.AddrFromSlice(raw)
+	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
+}
+
+// inTheWay says whether a socket keeps an address from being bound.
+func (s socket) inTheWay(ip netip.Addr, port uint16) bool {
+	if s.local.Port() != port || (s.state != stateListen && s.state != stateClose) {
+		return false
+	}
+	held := s.local.Addr()
+	switch {
+	case held == ip:
+		return true
+	case held.IsUnspecified():
+		return held.Is6() || ip.Is4()
+	case ip.IsUnspecified():
+		return ip.Is6() || held.Is4()
+	}
+	return false
+}

@@ -1,0 +1,45 @@
+package status
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are this server's own, by the names that Istio's agent gives them.
+type metrics struct {
+	scrapes  prometheus.Counter
+	failures *prometheus.CounterVec
+	startup  prometheus.Gauge
+}
+
+// The sources of /metrics, as the failures' label names them.
+const (
+	sourceAgent = "agent"
+	sourceEnvoy = "envoy"
+)
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		scrapes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "istio_agent_scrapes_total", Help: "Scrapes of the agent's merged metrics.",
+		}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "istio_agent_scrape_failures_total", Help: "Sources that were missing from a scrape, by source.",
+		}, []string{"type"}),
+		startup: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "istio_agent_startup_duration_seconds", Help: "Time from the agent's start until it was first found ready.",
+		}),
+	}
+	// Without these a source that never failed has no series, and an alert on its increase misses the first failure.
+	m.failures.WithLabelValues(sourceAgent)
+	m.failures.WithLabelValues(sourceEnvoy)
+	if r == nil {
+		return m, nil
+	}
+	if err := errors.Join(r.Register(m.scrapes), r.Register(m.failures), r.Register(m.startup)); err != nil {
+		return nil, fmt.Errorf("registering the status server's metrics: %w", err)
+	}
+	return m, nil
+}

@@ -1,0 +1,77 @@
+package status
+
+import (
+	"net/http"
+	"net/http/pprof"
+	"net/netip"
+	"time"
+)
+
+// longestAnswer bounds how long a request may take in all. Profiles have no such bound, which is why the server as a
+// whole has none.
+const longestAnswer = 30 * time.Second
+
+// handler is the list of all that the server answers.
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz/ready", s.serveReady)
+	mux.HandleFunc("GET /healthz/live", s.serveLive)
+	mux.HandleFunc("GET /metrics", s.serveMetrics)
+	mux.HandleFunc("GET /stats/prometheus", s.serveMetrics)
+	mux.Handle("/drain", onlyLoopback(order("drain", s.Drain, false)))
+	mux.Handle("/quitquitquit", onlyLoopback(order("quit", s.Quit, true)))
+	mux.Handle("GET /debug/certz", onlyLoopback(asJSON(s.Certificates)))
+	mux.Handle("GET /debug/xdsz", onlyLoopback(asJSON(s.XDS)))
+	mux.Handle("GET /debug/config", onlyLoopback(asJSON(s.Config.Config)))
+	mux.HandleFunc("GET /{$}", serveIndex)
+
+	profiles := http.NewServeMux()
+	profiles.HandleFunc("/debug/pprof/", pprof.Index)
+	profiles.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	profiles.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	profiles.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	profiles.HandleFunc("/debug/pprof/trace", pprof.Trace)
+
+	top := http.NewServeMux()
+	top.Handle("/debug/pprof/", onlyLoopback(profiles))
+	top.Handle("/", bounded(mux))
+	return top
+}
+
+func bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		control, end := http.NewResponseController(w), time.Now().Add(longestAnswer)
+		_, _ = control.SetReadDeadline(end), control.SetWriteDeadline(end)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// onlyLoopback turns away callers from other machines and pods.
+func onlyLoopback(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		from, err := netip.ParseAddrPort(r.RemoteAddr)
+		if err != nil || !from.Addr().Unmap().IsLoopback() {
+			http.Error(w, "only from the same pod or machine (loopback)", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func serveIndex(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = w.Write([]byte(index))
+}
+
+const index = `pilotfish agent
+
+GET  /healthz/ready     readiness, with reasons (?format=json)
+GET  /healthz/live      liveness, with reasons (?format=json)
+GET  /metrics           metrics of agent and Envoy (also /stats/prometheus)
+POST /drain             begin to drain (loopback)
+POST /quitquitquit      end the agent and Envoy (loopback)
+GET  /debug/certz       certificates (loopback)
+GET  /debug/xdsz        configuration from the control plane (loopback)
+GET  /debug/config      the agent's own configuration (loopback)
+GET  /debug/pprof/      profiles (loopback)
+`

@@ -1,0 +1,117 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+)
+
+// stopGrace is how long answers that are under way may take once the server is told to stop.
+const stopGrace = 2 * time.Second
+
+// Check is a part whose health the agent's readiness depends on.
+type Check struct {
+	// Name is the part's: "envoy", "sds", "xds".
+	Name string
+	// Func says whether the part is ready, and if not, why. It answers soon: a probe waits for it.
+	Func func() (ok bool, reason string)
+}
+
+// Config says where the server listens and what it tells. Nil functions make their path answer 404.
+type Config struct {
+	// Address is where to listen, as "0.0.0.0:15020".
+	Address string
+	// Checks decide on /healthz/ready: all of them have to be well.
+	Checks []Check
+	// Liveness decides on /healthz/live; without any it answers 200 as long as the agent answers at all.
+	Liveness []Check
+	// Gatherer holds the agent's metrics, Registerer gets those of this server; nil for none.
+	Gatherer   prometheus.Gatherer
+	Registerer prometheus.Registerer
+	// EnvoyStatsURL is where Envoy's metrics are in Prometheus's format, as "http://127.0.0.1:15090/stats/prometheus";
+	// empty for none.
+	EnvoyStatsURL string
+	// Started is when the agent started, for the metric that tells how long it took to become ready.
+	Started time.Time
+	// Drain begins to drain, Quit ends the agent; both on a POST from loopback.
+	Drain func()
+	Quit  func()
+	// Certificates, XDS and Config give what is shown as JSON under /debug/certz, /debug/xdsz and /debug/config.
+	Certificates func() any
+	XDS          func() any
+	Config       func() any
+	Logger       *slog.Logger
+}
+
+// Server answers on the status port.
+type Server struct {
+	Config
+	listener net.Listener
+	http     *http.Server
+	metrics  *metrics
+	scraper  *http.Client
+	ready    atomic.Bool // was ready once
+}
+
+// New makes the server and takes its port. When that is in use, the error says by which process.
+func New(c Config) (*Server, error) {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	m, err := newMetrics(c.Registerer)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", c.Address)
+	if err != nil {
+		return nil, fmt.Errorf("agent status server: %w", portowner.Explain("tcp", c.Address, err))
+	}
+	s := &Server{Config: c, listener: listener, metrics: m, scraper: newScraper()}
+	s.http = &http.Server{
+		Handler:           s.handler(),
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       90 * time.Second,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(c.Logger.Handler(), slog.LevelDebug),
+	}
+	return s, nil
+}
+
+// Addr is where the server listens.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Run answers until the context ends; then what is under way gets two seconds. It can be called once.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.scraper.CloseIdleConnections()
+	served := make(chan error, 1)
+	go func() { served <- s.http.Serve(s.listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("agent status server on %s: %w", s.Addr(), err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.Background(), stopGrace)
+	defer cancel()
+	if err := s.http.Shutdown(grace); err != nil {
+		_ = s.http.Close()
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("agent status server on %s: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+// Close gives the port back when Run is never called.
+func (s *Server) Close() error { return s.listener.Close() }
+
+// Health says whether the server is well, which it is as long as it runs.
+func (s *Server) Health() (ok bool, reason string) { return true, "" }
