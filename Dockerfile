@@ -12,7 +12,7 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false \
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace \
       -ldflags "-s -w -X github.com/pilotfish-mesh/pilotfish/version.Version=${VERSION} -X github.com/pilotfish-mesh/pilotfish/version.Commit=${COMMIT}" \
       -o /out/pilotfish-agent ./cmd/pilotfish-agent
 # The folders that the agent writes to, relative to its working directory, with the owner they need.

@@ -1,0 +1,116 @@
+package dial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+)
+
+// Server is a server that the agent calls, and how it proves itself there.
+type Server struct {
+	// Plaintext connects without TLS, and thus without the token.
+	Plaintext bool
+	TLS       TLS
+	// TokenFile is read for every call; its content is sent as a bearer token. Empty for none.
+	TokenFile string
+	// ClusterID is sent as the header "ClusterID". Empty for none.
+	ClusterID string
+	// Headers are sent with every call.
+	Headers map[string]string
+}
+
+// Connect makes a connection to the address, up to the complete HTTP/2 handshake, within the time given. Unlike gRPC's
+// own it fails at the first failure, and says why.
+func (s Server) Connect(ctx context.Context, address string, timeout time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var why cause
+	conn, err := grpc.NewClient("passthrough:///"+address, append(s.options(&why), options...)...)
+	if err != nil {
+		return nil, err
+	}
+	conn.Connect()
+	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+		if state == connectivity.TransientFailure || !conn.WaitForStateChange(ctx, state) {
+			_ = conn.Close()
+			return nil, why.or(ctx, timeout)
+		}
+	}
+	return conn, nil
+}
+
+func (s Server) options(why *cause) []grpc.DialOption {
+	creds := credentials.TransportCredentials(insecure.NewCredentials())
+	if !s.Plaintext {
+		creds = s.TLS.clientCredentials(why.set)
+	}
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+			if err != nil {
+				why.set(err)
+			}
+			return conn, err
+		}),
+		grpc.WithIdleTimeout(0),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithSharedWriteBuffer(true),
+	}
+}
+
+// Header reads the token anew. It is required unless a client certificate can take its place, and never sent in
+// plaintext.
+func (s Server) Header() (metadata.MD, error) {
+	header := metadata.New(s.Headers)
+	if s.ClusterID != "" {
+		header.Set("ClusterID", s.ClusterID)
+	}
+	if s.TokenFile == "" || s.Plaintext {
+		return header, nil
+	}
+	token, err := ReadToken(s.TokenFile)
+	if err != nil {
+		if s.TLS.HasClientCertificate(time.Now()) {
+			return header, nil
+		}
+		return nil, err
+	}
+	header.Set("authorization", "Bearer "+token)
+	return header, nil
+}
+
+// cause keeps the reason of a failed connection, which gRPC does not tell.
+type cause struct {
+	mu  sync.Mutex
+	err error
+}
+
+func (c *cause) set(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err
+}
+
+func (c *cause) or(ctx context.Context, timeout time.Duration) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.err != nil:
+		return c.err
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("no answer within %s", timeout)
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return errors.New("what answers there does not speak gRPC")
+}

@@ -1,0 +1,26 @@
+package dial
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+)
+
+// ReadToken reads a bearer token from its file. The error says what is missing and what puts it there.
+func ReadToken(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("the token file %s does not exist: mount the projected service account token there, "+
+			"or write a token of the control plane to it", file)
+	}
+	if err != nil {
+		return "", fmt.Errorf("token file: %w", err)
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" {
+		return "", fmt.Errorf("the token file %s is empty", file)
+	}
+	return token, nil
+}

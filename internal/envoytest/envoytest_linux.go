@@ -1,0 +1,88 @@
+// Package envoytest runs a real Envoy for the tests of one package, with as little around it as can be.
+package envoytest
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// Envoy is a running Envoy.
+type Envoy struct {
+	admin  string
+	output *testenv.Buffer
+	exited chan struct{}
+}
+
+// Start runs an Envoy with the bootstrap, to which an admin interface on a free port is added, in the working
+// directory dir. It ends with the test.
+func Start(t testing.TB, path, dir, bootstrap string) *Envoy {
+	t.Helper()
+	config := filepath.Join(dir, "envoy.yaml")
+	adminFile := filepath.Join(dir, "admin-address")
+	bootstrap += "\nadmin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}\n"
+	if err := os.WriteFile(config, []byte(bootstrap), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := &Envoy{output: &testenv.Buffer{}, exited: make(chan struct{})}
+	cmd := exec.Command(path, "-c", config, "--admin-address-path", adminFile,
+		"--disable-hot-restart", "--concurrency", "1", "-l", "info")
+	cmd.Dir = dir
+	cmd.Stdout, cmd.Stderr = e.output, e.output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+		close(e.exited)
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-e.exited
+		if t.Failed() {
+			t.Logf("Envoy said:\n%s", e.output)
+		}
+	})
+	testenv.Eventually(t, "Envoy opens its admin interface", func() error {
+		address, err := os.ReadFile(adminFile)
+		if err != nil || len(address) == 0 {
+			return fmt.Errorf("no admin address yet: %v\n%s", err, e.output)
+		}
+		e.admin = "http://" + strings.TrimSpace(string(address))
+		_, err = e.Get("/ready")
+		return err
+	})
+	return e
+}
+
+// Get asks the admin interface.
+func (e *Envoy) Get(path string) (string, error) {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Get(e.admin + path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	return string(body), err
+}
+
+// Output is what Envoy has printed.
+func (e *Envoy) Output() string { return e.output.String() }

@@ -1,0 +1,63 @@
+package uds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// ServerCredentials are gRPC server credentials that let in only the users named, by what the kernel says of the peer.
+// A refused peer is logged.
+func ServerCredentials(users Users, logger *slog.Logger) credentials.TransportCredentials {
+	return &peerCredentials{users: users, logger: logger}
+}
+
+type peerCredentials struct {
+	users  Users
+	logger *slog.Logger
+}
+
+// AuthInfo tells a handler who called.
+type AuthInfo struct {
+	credentials.CommonAuthInfo
+	Peer
+}
+
+// AuthType names the kind of credentials.
+func (AuthInfo) AuthType() string { return "unix-peer" }
+
+func (c *peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	peer, err := PeerOf(conn)
+	if err == nil && !c.users.allow(peer.UID) {
+		err = fmt.Errorf("process %d of user %d may not connect to %s: only users %s may", peer.PID, peer.UID, conn.LocalAddr(), c.users)
+	}
+	if err != nil {
+		c.logger.Warn("connection refused", "socket", conn.LocalAddr().String(), "error", err)
+		return nil, nil, err
+	}
+	info := AuthInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, Peer: peer}
+	return conn, info, nil
+}
+
+func (c *peerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("uds: these are credentials for servers only")
+}
+
+func (c *peerCredentials) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "unix-peer"}
+}
+
+func (c *peerCredentials) Clone() credentials.TransportCredentials { return c }
+
+func (c *peerCredentials) OverrideServerName(string) error { return nil }
+
+// Peer is the process at the other end of a unix socket, when it connected.
+type Peer struct {
+	PID int32
+	UID uint32
+	GID uint32
+}

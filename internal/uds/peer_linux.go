@@ -1,0 +1,31 @@
+package uds
+
+import (
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// PeerOf asks the kernel who is at the other end of a unix socket.
+func PeerOf(conn net.Conn) (Peer, error) {
+	uc, ok := conn.(*net.UnixConn)
+	if !ok {
+		return Peer{}, fmt.Errorf("uds: a connection of type %T has no peer credentials", conn)
+	}
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return Peer{}, fmt.Errorf("uds: peer credentials: %w", err)
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return Peer{}, fmt.Errorf("uds: peer credentials: %w", err)
+	}
+	if credErr != nil {
+		return Peer{}, fmt.Errorf("uds: peer credentials: %w", credErr)
+	}
+	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
+}

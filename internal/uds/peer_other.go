@@ -1,0 +1,14 @@
+//go:build !linux
+
+package uds
+
+import (
+	"fmt"
+	"net"
+	"runtime"
+)
+
+// PeerOf works on Linux only.
+func PeerOf(net.Conn) (Peer, error) {
+	return Peer{}, fmt.Errorf("pilotfish runs on Linux; this is %s: it cannot tell who is at the other end of a unix socket", runtime.GOOS)
+}

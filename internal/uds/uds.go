@@ -1,0 +1,132 @@
+// Package uds makes the unix sockets on which the agent serves its Envoy, and says who is at the other end.
+package uds
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ProxyUID is the user that Envoy runs as in an injected pod.
+const ProxyUID = 1337
+
+// maxPath is the longest path that fits into a socket address on Linux, without its final zero.
+const maxPath = 107
+
+// probeTimeout bounds the question whether somebody still listens on a socket that is already there.
+const probeTimeout = time.Second
+
+// Listen makes a unix socket with exactly the mode given, in a directory that it makes where it is missing. A socket
+// file that nobody listens on any more is replaced; a live one is an error. The file is removed when the listener is
+// closed, unless another process has put its own in the place since.
+//
+// The socket is made under another name and renamed, so that it never exists with a wider mode than asked for.
+func Listen(path string, mode fs.FileMode) (net.Listener, error) {
+	staging := path + ".new"
+	if len(staging) > maxPath {
+		return nil, fmt.Errorf("unix socket %s: the path has %d bytes and may have %d: name it relative to the working directory",
+			path, len(path), maxPath-len(".new"))
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("unix socket %s: making its directory: %w", path, err)
+	}
+	if err := removeStale(path); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(staging); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("unix socket %s: removing what an earlier run left: %w", path, err)
+	}
+	return listen(path, staging, mode)
+}
+
+func listen(path, staging string, mode fs.FileMode) (net.Listener, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: staging, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("unix socket %s: %w", path, err)
+	}
+	l.SetUnlinkOnClose(false)
+	own, err := place(path, staging, mode)
+	if err != nil {
+		_ = l.Close()
+		_ = os.Remove(staging)
+		return nil, fmt.Errorf("unix socket %s: %w", path, err)
+	}
+	return &listener{UnixListener: l, path: path, own: own}, nil
+}
+
+func place(path, staging string, mode fs.FileMode) (fs.FileInfo, error) {
+	if err := os.Chmod(staging, mode); err != nil {
+		return nil, err
+	}
+	own, err := os.Lstat(staging)
+	if err != nil {
+		return nil, err
+	}
+	return own, os.Rename(staging, path)
+}
+
+// removeStale removes a socket that nobody listens on.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("unix socket %s: %w", path, err)
+	}
+	if info.Mode()&fs.ModeSocket == 0 {
+		return fmt.Errorf("unix socket %s: there is something else in its place (%s): remove it", path, info.Mode().Type())
+	}
+	conn, err := net.DialTimeout("unix", path, probeTimeout)
+	if err == nil {
+		_ = conn.Close()
+		return fmt.Errorf("unix socket %s: another process listens on it: stop that one first, or use another working directory", path)
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("unix socket %s: asking whether it is still in use: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("unix socket %s: removing the one that an earlier run left: %w", path, err)
+	}
+	return nil
+}
+
+// listener removes its file when it is closed.
+type listener struct {
+	*net.UnixListener
+	path string
+	own  fs.FileInfo
+}
+
+func (l *listener) Close() error {
+	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.own) {
+		_ = os.Remove(l.path)
+	}
+	return l.UnixListener.Close()
+}
+
+// Addr is the place where clients find the socket.
+func (l *listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
+// Users is a set of user ids that may connect.
+type Users []uint32
+
+// DefaultUsers are this process's own user, root, and the user of Envoy in an injected pod.
+func DefaultUsers() Users { return Users{uint32(os.Geteuid()), 0, ProxyUID} }
+
+func (u Users) allow(uid uint32) bool { return slices.Contains(u, uid) }
+
+func (u Users) String() string {
+	names := make([]string, len(u))
+	for i, uid := range u {
+		names[i] = fmt.Sprint(uid)
+	}
+	return strings.Join(names, ", ")
+}

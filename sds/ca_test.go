@@ -1,0 +1,351 @@
+package sds
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+)
+
+func TestCertificateIsSignedForTheIdentityAndTheKeyStaysHere(t *testing.T) {
+	for _, kind := range []KeyType{ECDSAP256, RSA2048} {
+		t.Run(string(kind), func(t *testing.T) {
+			ca := newAuthority(t)
+			address, _ := ca.listen(t, "127.0.0.1:0", nil)
+			config := caConfig(address)
+			config.Key = kind
+			var log *testenv.Buffer
+			config.Logger, log = logger(t)
+			source := newSource(t, config)
+			run(t, source)
+			nextSerial(t, source, "")
+			m := source.Current()
+			if _, err := parsePair(m.Chain, m.Key); err != nil {
+				t.Error(err)
+			}
+			if got := m.Leaf.URIs[0].String(); got != identity {
+				t.Errorf("the certificate is for %s", got)
+			}
+			if _, isRSA := m.Leaf.PublicKey.(*rsa.PublicKey); isRSA != (kind == RSA2048) {
+				t.Errorf("the key is a %T", m.Leaf.PublicKey)
+			}
+			if !bytes.Equal(m.Roots, ca.root.PEM()) {
+				t.Errorf("the roots are\n%s", m.Roots)
+			}
+			config.Logger.Info("all of it", "material", m, "key", m.Key, "pointer", &m)
+			shown := log.String() + fmt.Sprintf("%v %+v %#v %s %x", m, m, m, m.Key, m.Key)
+			if strings.Contains(shown, "PRIVATE KEY") || strings.Contains(shown, fmt.Sprintf("%x", []byte(m.Key))[:40]) || strings.Contains(shown, fmt.Sprint([]byte(m.Key))) {
+				t.Errorf("the private key is shown:\n%s", shown)
+			}
+		})
+	}
+}
+
+func TestBadAnswersChangeNothing(t *testing.T) {
+	ca := newAuthority(t)
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	clock := newFakeClock()
+	config := caConfig(address)
+	config.Clock = clock
+	config.MinRetry, config.MaxRetry = time.Second, time.Second
+	config.CallTimeout = 100 * time.Millisecond
+	source := newSource(t, config)
+	run(t, source)
+	first := nextSerial(t, source, "")
+	ca.set(func(*x509.CertificateRequest) ([]string, error) {
+		return nil, status.Error(codes.Unavailable, "starting")
+	})
+	clock.advance(35 * time.Minute)
+
+	other := testpki.New(t, "other")
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	for name, c := range map[string]struct {
+		answer func(*x509.CertificateRequest) ([]string, error)
+		reason string
+	}{
+		"refusal": {func(*x509.CertificateRequest) ([]string, error) {
+			return nil, status.Error(codes.Unauthenticated, "token expired")
+		}, "Unauthenticated: token expired"},
+		"nothing": {func(*x509.CertificateRequest) ([]string, error) { return nil, nil }, "no PEM certificate"},
+		"garbage": {func(*x509.CertificateRequest) ([]string, error) { return []string{"hello", "world"}, nil }, "no PEM certificate"},
+		"wrong identity": {func(csr *x509.CertificateRequest) ([]string, error) {
+			edit := func(c *x509.Certificate) {
+				c.URIs = []*url.URL{mustParse(t, "spiffe://cluster.local/ns/default/sa/ratings")}
+			}
+			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
+		}, "sa/ratings"},
+		"further identity": {func(csr *x509.CertificateRequest) ([]string, error) {
+			edit := func(c *x509.Certificate) { c.URIs = append(c.URIs, mustParse(t, "spiffe://x/ns/a/sa/b")) }
+			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
+		}, "spiffe://x/ns/a/sa/b"},
+		"wrong key": {func(csr *x509.CertificateRequest) ([]string, error) {
+			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+			csr.PublicKey = key.Public()
+			return []string{ca.sign(ca.root, csr, nil), string(ca.root.PEM())}, err
+		}, "another key"},
+		"expired": {func(csr *x509.CertificateRequest) ([]string, error) {
+			edit := func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(-time.Minute)
+			}
+			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
+		}, "expired"},
+		"from the future": {func(csr *x509.CertificateRequest) ([]string, error) {
+			edit := func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = time.Now().Add(5*time.Hour), time.Now().Add(6*time.Hour)
+			}
+			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
+		}, "look at the clocks"},
+		"unknown root": {func(csr *x509.CertificateRequest) ([]string, error) {
+			return []string{ca.sign(other, csr, nil), string(ca.root.PEM())}, nil
+		}, "does not lead to a root"},
+		"no root": {func(csr *x509.CertificateRequest) ([]string, error) {
+			return []string{ca.sign(ca.root, csr, nil)}, nil
+		}, "no root certificate"},
+		"an authority's certificate": {func(csr *x509.CertificateRequest) ([]string, error) {
+			edit := func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }
+			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
+		}, "not of a workload"},
+		"silence": {func(*x509.CertificateRequest) ([]string, error) { <-release; return nil, nil }, "DeadlineExceeded"},
+	} {
+		ca.set(c.answer)
+		testenv.Eventually(t, name, func() error {
+			clock.advance(time.Second)
+			ok, reason := source.Health()
+			if !ok {
+				return fmt.Errorf("not ready any more: %s", reason)
+			}
+			if !strings.Contains(reason, c.reason) || !strings.Contains(reason, "cannot be renewed") {
+				return errors.New(reason)
+			}
+			return nil
+		})
+		if got := source.Current().Leaf.SerialNumber.String(); got != first {
+			t.Fatalf("%s: the certificate was replaced", name)
+		}
+	}
+
+	ca.life = 24 * time.Hour // the fake clock has gone ahead of the authority's
+	ca.set(ca.good)
+	tick(t, clock, source, first)
+	if ok, reason := source.Health(); !ok || reason != "" {
+		t.Errorf("health = %v, %q", ok, reason)
+	}
+}
+
+func TestCertificateIsRotatedBeforeItExpires(t *testing.T) {
+	ca := newAuthority(t)
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	clock := newFakeClock()
+	config := caConfig(address)
+	config.Clock = clock
+	source := newSource(t, config)
+	run(t, source)
+	first := nextSerial(t, source, "")
+	leaf := source.Current().Leaf
+	half := leaf.NotAfter.Sub(leaf.NotBefore) / 2
+	if at := leaf.NotAfter.Sub(source.NextRotation()); at < half-time.Minute || at > half+time.Minute {
+		t.Errorf("rotation %s before the end, want about %s", at, half)
+	}
+	clock.advance(20 * time.Minute)
+	if got := ca.calls.Load(); got != 1 {
+		t.Errorf("asked %d times before it was due", got)
+	}
+	clock.advance(12 * time.Minute)
+	tick(t, clock, source, first)
+}
+
+func TestCertificateThatCannotBeRenewedIsServedAndReported(t *testing.T) {
+	ca := newAuthority(t)
+	address, stop := ca.listen(t, "127.0.0.1:0", nil)
+	clock := newFakeClock()
+	config := caConfig(address)
+	config.Clock = clock
+	source := newSource(t, config)
+	run(t, source)
+	first := nextSerial(t, source, "")
+	stop()
+	clock.advance(40 * time.Minute)
+	testenv.Eventually(t, "the reason says that nobody answers", func() error {
+		clock.advance(time.Millisecond)
+		if ok, reason := source.Health(); !ok || !strings.Contains(reason, "connection refused") {
+			return fmt.Errorf("%v, %q", ok, reason)
+		}
+		return nil
+	})
+	clock.advance(time.Hour)
+	if ok, reason := source.Health(); ok || !strings.Contains(reason, "expired") {
+		t.Errorf("health = %v, %q after the end", ok, reason)
+	}
+	if source.Current().Leaf.SerialNumber.String() != first {
+		t.Error("the last good certificate is gone")
+	}
+	ca.life = 24 * time.Hour
+	ca.listen(t, address, nil)
+	tick(t, clock, source, first)
+}
+
+func TestWarmingHasTheCertificateBeforeAnybodyRuns(t *testing.T) {
+	ca := newAuthority(t)
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	source := newSource(t, caConfig(address))
+	source.Warm(t.Context())
+	nextSerial(t, source, "")
+	run(t, source)
+	if got := ca.calls.Load(); got != 1 {
+		t.Errorf("the authority was asked %d times, want once", got)
+	}
+}
+
+func TestWarmingEndsWithItsRun(t *testing.T) {
+	ca := newAuthority(t)
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	ca.set(func(*x509.CertificateRequest) ([]string, error) { <-release; return nil, nil })
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	source := newSource(t, caConfig(address))
+	source.Warm(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := source.Run(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTokenAndRootsAreReadForEachCall(t *testing.T) {
+	dir := t.TempDir()
+	server, stranger := testpki.New(t, "server"), testpki.New(t, "stranger")
+	token, roots := filepath.Join(dir, "token"), filepath.Join(dir, "root-cert.pem")
+	write(t, roots, stranger.PEM())
+	ca := newAuthority(t)
+	address, _ := ca.listen(t, "127.0.0.1:0", server.ServerConfig(t, "istiod.istio-system.svc"))
+	config := caConfig(address)
+	config.CAServer = CAServer{TokenFile: token, TLS: TLS{RootFile: roots, ServerName: "istiod.istio-system.svc"}}
+	source := newSource(t, config)
+	run(t, source)
+	expect := func(part string) {
+		t.Helper()
+		testenv.Eventually(t, "the reason says "+part, func() error {
+			if ok, reason := source.Health(); ok || !strings.Contains(reason, part) {
+				return errors.New(reason)
+			}
+			return nil
+		})
+	}
+	expect("the token file " + token + " does not exist")
+	write(t, token, []byte("abc\n"))
+	expect("unknown authority")
+	write(t, roots, server.PEM())
+	nextSerial(t, source, "")
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	if len(ca.tokens) != 1 || ca.tokens[0] != "Bearer abc" {
+		t.Errorf("the authority was shown %q", ca.tokens)
+	}
+}
+
+func TestTrustFileAddsRootsAndIsFollowed(t *testing.T) {
+	dir := t.TempDir()
+	more, later := testpki.New(t, "more"), testpki.New(t, "later")
+	file := filepath.Join(dir, "root-cert.pem")
+	ca := newAuthority(t)
+	write(t, file, append(ca.root.PEM(), more.PEM()...))
+	ca.set(func(csr *x509.CertificateRequest) ([]string, error) { return []string{ca.sign(ca.root, csr, nil)}, nil })
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	config := caConfig(address)
+	config.TrustFile, config.Debounce = file, time.Millisecond
+	source := newSource(t, config)
+	run(t, source)
+	nextSerial(t, source, "")
+	has := func(a *testpki.Authority) bool {
+		return bytes.Contains(source.Current().Roots, bytes.TrimSpace(a.PEM()))
+	}
+	if !has(ca.root) || !has(more) {
+		t.Error("the roots of the trust file are missing")
+	}
+	notified := make(chan struct{}, 10)
+	source.Subscribe(func() { notified <- struct{}{} })
+	write(t, file, []byte("not a certificate"))
+	testenv.Eventually(t, "the broken file is reported", func() error {
+		if ok, reason := source.Health(); !ok || !strings.Contains(reason, file) {
+			return fmt.Errorf("%v, %q", ok, reason)
+		}
+		return nil
+	})
+	if !has(ca.root) || !has(more) {
+		t.Error("the last good roots are gone")
+	}
+	write(t, file, append(ca.root.PEM(), later.PEM()...))
+	<-notified
+	if !has(later) || has(more) {
+		t.Error("the change of the trust file is not in force")
+	}
+}
+
+func TestIntermediatesAreServedBehindTheCertificate(t *testing.T) {
+	ca := newAuthority(t)
+	middle := ca.root.Intermediate(t, "middle")
+	ca.set(func(csr *x509.CertificateRequest) ([]string, error) {
+		return []string{ca.sign(middle, csr, nil), string(middle.PEM()), string(ca.root.PEM())}, nil
+	})
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	source := newSource(t, caConfig(address))
+	run(t, source)
+	nextSerial(t, source, "")
+	m := source.Current()
+	chain, err := parseCertificates(m.Chain)
+	if err != nil || len(chain) != 2 || chain[1].Subject.CommonName != "middle" || !bytes.Equal(m.Roots, ca.root.PEM()) {
+		t.Errorf("chain of %d (%v), roots:\n%s", len(chain), err, m.Roots)
+	}
+}
+
+func TestCAConfigurationIsChecked(t *testing.T) {
+	for name, change := range map[string]func(*CAConfig){
+		"no port":      func(c *CAConfig) { c.Address = "istiod" },
+		"no namespace": func(c *CAConfig) { c.Namespace = "" },
+		"key":          func(c *CAConfig) { c.Key = "DSA" },
+		"ratio":        func(c *CAConfig) { c.GraceRatio = 2 },
+	} {
+		config := caConfig("a:1")
+		change(&config)
+		if _, err := NewCASource(config); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// FuzzAnswer holds any answer of an authority against the checks: it may be refused, it must not panic.
+func FuzzAnswer(f *testing.F) {
+	ca := testpki.New(f, "root")
+	cert, _ := ca.Workload(f, identity)
+	f.Add(string(cert), string(ca.PEM()))
+	f.Add("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "")
+	source, err := NewCASource(caConfig("a:1"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	if source.key, err = newKeyPair(ECDSAP256); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, leaf, root string) {
+		if _, err := source.check([]string{leaf, root}); err == nil {
+			t.Error("an answer for another key is accepted")
+		}
+	})
+}

@@ -1,0 +1,66 @@
+package sds
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are named as Istio's agent names them, where it has them.
+type metrics struct {
+	watchFailures  prometheus.Counter
+	secretFailures prometheus.Counter
+	nacks          prometheus.Counter
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		watchFailures:  newCounter("istio_agent_num_file_watcher_failures_total", "Failures of the file notification system."),
+		secretFailures: newCounter("istio_agent_num_file_secret_failures_total", "Secrets that could not be read from their files."),
+		nacks:          newCounter("pilotfish_sds_nacks_total", "Secrets that Envoy rejected."),
+	}
+}
+
+func newCounter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+func (m *metrics) register(registerer prometheus.Registerer, s *Server) error {
+	return registerAll(registerer, m.watchFailures, m.secretFailures, m.nacks, &expiry{
+		server: s,
+		desc: prometheus.NewDesc("istio_agent_cert_expiry_seconds",
+			"Seconds until a certificate that is served expires; negative once it has.", []string{"resource_name"}, nil),
+	})
+}
+
+func registerAll(registerer prometheus.Registerer, collectors ...prometheus.Collector) error {
+	if registerer == nil {
+		return nil
+	}
+	for _, c := range collectors {
+		if err := registerer.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// expiry computes the seconds left when it is asked.
+type expiry struct {
+	server *Server
+	desc   *prometheus.Desc
+}
+
+func (e *expiry) Describe(descs chan<- *prometheus.Desc) { descs <- e.desc }
+
+func (e *expiry) Collect(values chan<- prometheus.Metric) {
+	now := e.server.config.Clock.Now()
+	earliest := make(map[string]float64)
+	for _, info := range e.server.Certificates() {
+		left := info.NotAfter.Sub(now).Seconds()
+		if known, ok := earliest[info.Name]; !ok || left < known {
+			earliest[info.Name] = left
+		}
+	}
+	for name, left := range earliest {
+		values <- prometheus.MustNewConstMetric(e.desc, prometheus.GaugeValue, left, name)
+	}
+}

@@ -1,0 +1,153 @@
+package sds
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// secretType is the type URL of every resource served here.
+const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+
+// The prefixes of names that stand for files, as Istio's control plane writes them.
+const (
+	certPrefix = "file-cert:"
+	rootPrefix = "file-root:"
+	systemRoot = "system"
+)
+
+// systemBundles are where the distributions keep the system's roots.
+var systemBundles = []string{
+	"/etc/ssl/certs/ca-certificates.crt",
+	"/etc/pki/tls/certs/ca-bundle.crt",
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+	"/etc/ssl/ca-bundle.pem",
+	"/etc/ssl/cert.pem",
+}
+
+// secret is one resource, ready to be sent.
+type secret struct {
+	name string
+	// version is a hash of the content.
+	version string
+	body    *anypb.Any
+}
+
+func certificateSecret(name string, m Material) (*secret, error) {
+	return newSecret(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
+		CertificateChain: inline(m.Chain), PrivateKey: inline(m.Key),
+	}}})
+}
+
+func rootSecret(name string, roots []byte) (*secret, error) {
+	return newSecret(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{
+		ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline(roots)},
+	}})
+}
+
+func inline(b []byte) *corev3.DataSource {
+	return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b}}
+}
+
+func newSecret(s *tlsv3.Secret) (*secret, error) {
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("sds: marshalling %q: %w", s.Name, err)
+	}
+	sum := sha256.Sum256(value)
+	return &secret{name: s.Name, version: hex.EncodeToString(sum[:12]), body: &anypb.Any{TypeUrl: secretType, Value: value}}, nil
+}
+
+// files are what a name of a file resource stands for.
+type files struct {
+	name string
+	// cert and key are set for a certificate, roots for roots.
+	cert, key, roots string
+}
+
+// parseName takes the name of a file resource apart.
+func parseName(name string) (files, error) {
+	switch {
+	case strings.HasPrefix(name, certPrefix):
+		cert, key, ok := strings.Cut(name[len(certPrefix):], "~")
+		if !ok || cert == "" || key == "" {
+			return files{}, fmt.Errorf("the secret name %q is not %s<certificate>~<key>", name, certPrefix)
+		}
+		return files{name: name, cert: cert, key: key}, nil
+	case name == rootPrefix+systemRoot:
+		return files{name: name, roots: systemBundle()}, nil
+	case strings.HasPrefix(name, rootPrefix) && len(name) > len(rootPrefix):
+		return files{name: name, roots: name[len(rootPrefix):]}, nil
+	}
+	return files{}, fmt.Errorf("the secret name %q is not known: it is none of %s, %s, %s<certificate>~<key>, %s<roots>, %s%s",
+		name, DefaultName, RootName, certPrefix, rootPrefix, rootPrefix, systemRoot)
+}
+
+func systemBundle() string {
+	for _, path := range systemBundles {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return systemBundles[0]
+}
+
+// paths are the files to watch.
+func (f files) paths() []string {
+	if f.roots != "" {
+		return []string{f.roots}
+	}
+	return []string{f.cert, f.key}
+}
+
+// read reads and checks the files.
+func (f files) read() (Material, error) {
+	if f.roots != "" {
+		roots, err := readRoots(f.roots)
+		return Material{Roots: roots}, err
+	}
+	return readPair(f.cert, f.key)
+}
+
+func readRoots(path string) ([]byte, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := parseCertificates(text); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return text, nil
+}
+
+// readPair reads a certificate and its key. While files are being replaced one by one they may not belong together:
+// then this is an error, and the old pair stays.
+func readPair(cert, key string) (Material, error) {
+	chain, err := os.ReadFile(cert)
+	if err != nil {
+		return Material{}, err
+	}
+	keyText, err := os.ReadFile(key)
+	if err != nil {
+		return Material{}, err
+	}
+	leaf, err := parsePair(chain, keyText)
+	if err != nil {
+		return Material{}, fmt.Errorf("%s and %s: %w", cert, key, err)
+	}
+	return Material{Chain: chain, Key: keyText, Leaf: leaf}, nil
+}
+
+func (f files) secret(m Material) (*secret, error) {
+	if f.roots != "" {
+		return rootSecret(f.name, m.Roots)
+	}
+	return certificateSecret(f.name, m)
+}

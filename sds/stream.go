@@ -1,0 +1,257 @@
+package sds
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// service is Envoy's secret discovery service, in both protocols.
+type service struct {
+	secretv3.UnimplementedSecretDiscoveryServiceServer
+	server *Server
+}
+
+// StreamSecrets serves the state-of-the-world protocol.
+func (s *service) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSecretsServer) error {
+	c := newClient(s.server)
+	defer c.close()
+	return serve(stream, c, c.sotwRequest, func() *discoveryv3.DiscoveryResponse { return c.sotwResponse() })
+}
+
+// DeltaSecrets serves the incremental protocol.
+func (s *service) DeltaSecrets(stream secretv3.SecretDiscoveryService_DeltaSecretsServer) error {
+	c := newClient(s.server)
+	defer c.close()
+	return serve(stream, c, c.deltaRequest, func() *discoveryv3.DeltaDiscoveryResponse { return c.deltaResponse() })
+}
+
+// bidi is one stream of either protocol.
+type bidi[Req, Resp any] interface {
+	Recv() (*Req, error)
+	Send(*Resp) error
+}
+
+// serve feeds requests and changes to the client, and sends what it has to say after each.
+func serve[Req, Resp any](stream bidi[Req, Resp], c *client, request func(*Req) error, response func() *Resp) error {
+	requests, stop := receive(stream)
+	defer close(stop)
+	for {
+		select {
+		case r := <-requests:
+			if r.err != nil {
+				return endOf(r.err)
+			}
+			if err := request(r.message); err != nil {
+				return err
+			}
+		case <-c.changes:
+		}
+		if message := response(); message != nil {
+			if err := stream.Send(message); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+type received[Req any] struct {
+	message *Req
+	err     error
+}
+
+// receive reads requests in the background until the stream ends. It stops with the handler: its return ends the stream.
+func receive[Req, Resp any](stream bidi[Req, Resp]) (<-chan received[Req], chan<- struct{}) {
+	requests := make(chan received[Req])
+	stop := make(chan struct{})
+	go func() {
+		for {
+			message, err := stream.Recv()
+			select {
+			case requests <- received[Req]{message, err}:
+			case <-stop:
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return requests, stop
+}
+
+func endOf(err error) error {
+	if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
+		return nil
+	}
+	return err
+}
+
+// client is the state of one stream.
+type client struct {
+	secrets *store
+	metrics *metrics
+	log     *slog.Logger
+	changes chan struct{}
+	// names are those subscribed to; the value is the version sent last, or empty.
+	names map[string]string
+	// unknown are subscribed names that can never be served; said is whether the client was told (delta only).
+	unknown map[string]bool
+	nonce   uint64
+}
+
+func newClient(s *Server) *client {
+	return &client{
+		secrets: s.secrets, metrics: s.metrics, log: s.config.Logger, changes: s.secrets.join(),
+		names: make(map[string]string), unknown: make(map[string]bool),
+	}
+}
+
+func (c *client) close() {
+	c.secrets.leave(c.changes)
+	for name := range c.names {
+		c.secrets.release(name)
+	}
+}
+
+// subscribe adds a name. One that cannot be served is remembered as such and harms no other.
+func (c *client) subscribe(name string) {
+	if _, ok := c.names[name]; ok {
+		return
+	}
+	if err := c.secrets.acquire(name); err != nil {
+		if _, told := c.unknown[name]; !told {
+			c.log.Warn("Envoy asks for a secret that cannot be served", "name", name, "error", err)
+			c.metrics.secretFailures.Inc()
+			c.unknown[name] = false
+		}
+		return
+	}
+	c.names[name] = ""
+}
+
+func (c *client) unsubscribe(name string) {
+	delete(c.unknown, name)
+	if _, ok := c.names[name]; ok {
+		delete(c.names, name)
+		c.secrets.release(name)
+	}
+}
+
+// due gives the subscribed secrets that are there and differ from what was sent, and books them as sent.
+func (c *client) due() []*secret {
+	var due []*secret
+	for name, version := range c.names {
+		if s := c.secrets.get(name); s != nil && s.version != version {
+			c.names[name] = s.version
+			due = append(due, s)
+		}
+	}
+	slices.SortFunc(due, func(a, b *secret) int { return strings.Compare(a.name, b.name) })
+	return due
+}
+
+func (c *client) currentNonce() string { return strconv.FormatUint(c.nonce, 10) }
+
+func (c *client) nextNonce() string {
+	c.nonce++
+	return c.currentNonce()
+}
+
+// rejected notes a NACK. The secret is not sent again before it changes.
+func (c *client) rejected(detail *rpcstatus.Status) {
+	c.metrics.nacks.Inc()
+	c.log.Warn("Envoy rejected a secret", "reason", detail.GetMessage())
+}
+
+func checkType(typeURL string) error {
+	if typeURL != "" && typeURL != secretType {
+		return status.Errorf(codes.InvalidArgument, "only %s is served here, not %s", secretType, typeURL)
+	}
+	return nil
+}
+
+func (c *client) sotwRequest(r *discoveryv3.DiscoveryRequest) error {
+	if err := checkType(r.TypeUrl); err != nil {
+		return err
+	}
+	if r.ErrorDetail != nil {
+		c.rejected(r.ErrorDetail)
+	}
+	if r.ResponseNonce != "" && r.ResponseNonce != c.currentNonce() {
+		return nil // an answer to an earlier response: the one to the newest will come
+	}
+	for name := range c.names {
+		if !slices.Contains(r.ResourceNames, name) {
+			c.unsubscribe(name)
+		}
+	}
+	for _, name := range r.ResourceNames {
+		c.subscribe(name)
+	}
+	return nil
+}
+
+func (c *client) sotwResponse() *discoveryv3.DiscoveryResponse {
+	due := c.due()
+	if len(due) == 0 {
+		return nil
+	}
+	r := &discoveryv3.DiscoveryResponse{TypeUrl: secretType, Nonce: c.nextNonce()}
+	versions := make([]string, len(due))
+	for i, s := range due {
+		r.Resources = append(r.Resources, s.body)
+		versions[i] = s.version
+	}
+	r.VersionInfo = strings.Join(versions, "+")
+	return r
+}
+
+func (c *client) deltaRequest(r *discoveryv3.DeltaDiscoveryRequest) error {
+	if err := checkType(r.TypeUrl); err != nil {
+		return err
+	}
+	if r.ErrorDetail != nil {
+		c.rejected(r.ErrorDetail)
+	}
+	for _, name := range r.ResourceNamesUnsubscribe {
+		c.unsubscribe(name)
+	}
+	for _, name := range r.ResourceNamesSubscribe {
+		c.unsubscribe(name) // who subscribes again wants to be sent it again
+		c.subscribe(name)
+		if _, ok := c.names[name]; ok {
+			c.names[name] = r.InitialResourceVersions[name]
+		}
+	}
+	return nil
+}
+
+func (c *client) deltaResponse() *discoveryv3.DeltaDiscoveryResponse {
+	r := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: secretType}
+	for _, s := range c.due() {
+		r.Resources = append(r.Resources, &discoveryv3.Resource{Name: s.name, Version: s.version, Resource: s.body})
+	}
+	for name, told := range c.unknown {
+		if !told {
+			c.unknown[name] = true
+			r.RemovedResources = append(r.RemovedResources, name)
+		}
+	}
+	if len(r.Resources)+len(r.RemovedResources) == 0 {
+		return nil
+	}
+	slices.Sort(r.RemovedResources)
+	r.Nonce = c.nextNonce()
+	r.SystemVersionInfo = r.Nonce
+	return r
+}

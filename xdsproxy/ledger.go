@@ -1,0 +1,308 @@
+package xdsproxy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// maxTypes bounds the types that are told apart, and maxPending the responses that wait for an answer.
+	maxTypes   = 64
+	maxPending = 32
+
+	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
+)
+
+// ledger keeps the books: who is connected, and how each type stands.
+type ledger struct {
+	now     func() time.Time
+	log     *slog.Logger
+	metrics *metrics
+
+	mu           sync.Mutex
+	isConnected  bool
+	upstream     string
+	since        time.Time
+	reason       string
+	lastResponse time.Time
+	envoy        bool
+	protocol     string
+	types        map[string]*account
+}
+
+// account is the state of one type.
+type account struct {
+	TypeStatus
+	pending []sent
+	// answer is the state by Envoy's last answer, or that there was none.
+	answer string
+	// begun says that this stream of Envoy has asked for the type.
+	begun bool
+}
+
+type sent struct{ nonce, version string }
+
+func newLedger(now func() time.Time, log *slog.Logger) *ledger {
+	return &ledger{now: now, log: log, metrics: newMetrics(), since: now(), types: make(map[string]*account)}
+}
+
+// account finds the account of a type; the caller holds the lock.
+func (l *ledger) account(typeURL string) *account {
+	a := l.types[typeURL]
+	if a == nil && len(l.types) >= maxTypes {
+		typeURL = "other"
+		a = l.types[typeURL]
+	}
+	if a == nil {
+		a = &account{TypeStatus: TypeStatus{TypeURL: typeURL}, answer: StateRequested}
+		l.types[typeURL] = a
+	}
+	return a
+}
+
+// reached notes that there is a connection, on which nothing was said yet.
+func (l *ledger) reached(address string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isConnected {
+		return
+	}
+	l.upstream = address
+	if l.lastResponse.IsZero() {
+		l.reason = ""
+	}
+}
+
+func (l *ledger) connected(address string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.upstream, l.reason = address, ""
+	if !l.isConnected {
+		l.isConnected, l.since = true, l.now()
+		l.log.Info("connected to the control plane", "address", address, "protocol", l.protocol)
+	}
+}
+
+func (l *ledger) disconnected(address string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	reason := describe(err)
+	if l.isConnected || reason != l.reason { // once a cause, not once an attempt
+		l.log.Warn("not connected to the control plane", "address", address, "reason", reason)
+	}
+	l.upstream, l.reason = address, reason
+	if l.isConnected {
+		l.isConnected, l.since = false, l.now()
+	}
+}
+
+func (l *ledger) connectFailed(address string, err error) {
+	l.metrics.connectFailures.Inc()
+	l.disconnected(address, err)
+}
+
+func (l *ledger) streamEnded(address string, err error) {
+	l.metrics.ended(l.metrics.upstreamEnds, err)
+	l.disconnected(address, err)
+}
+
+func (l *ledger) envoyEnded(err error) { l.metrics.ended(l.metrics.envoyEnds, err) }
+
+// describe makes an error fit for a reader: gRPC's own wrapping says nothing.
+func describe(err error) string {
+	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
+		if s.Code() == codes.Unavailable || s.Code() == codes.Unknown {
+			return s.Message()
+		}
+		return fmt.Sprintf("%s: %s", s.Code(), s.Message())
+	}
+	return err.Error()
+}
+
+// envoyConnected begins a new stream: subscriptions and unanswered responses are of the stream.
+func (l *ledger) envoyConnected(v variant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.envoy, l.protocol = true, v.String()
+	for _, a := range l.types {
+		a.pending, a.begun, a.Subscribed, a.Wildcard = nil, false, 0, false
+	}
+}
+
+func (l *ledger) envoyDisconnected() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.envoy = false
+	if l.isConnected { // the stream upstream ends with Envoy's
+		l.isConnected, l.since, l.reason = false, l.now(), "Envoy has no stream"
+	}
+}
+
+// request books what Envoy said, and tells whether it was a rejection.
+func (l *ledger) request(v variant, r request) (nack bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(r.typeURL)
+	a.Requests++
+	l.metrics.requests.Inc()
+	a.subscribe(v, r)
+	switch {
+	case r.rejected:
+		a.reject(r, l.now())
+		l.metrics.nacks.WithLabelValues(shortType(a.TypeURL)).Inc()
+		return true
+	case r.nonce != "" && a.acknowledge(r, l.now()):
+		l.metrics.acks.WithLabelValues(shortType(a.TypeURL)).Inc()
+	}
+	return false
+}
+
+func (a *account) subscribe(v variant, r request) {
+	if v == sotw {
+		if !r.rejected {
+			a.Subscribed = r.names
+			a.Wildcard = r.star || (r.names == 0 && (a.TypeURL == clusterType || a.TypeURL == listenerType))
+		}
+		a.begun = true
+		return
+	}
+	if r.star || (!a.begun && r.subscribe == 0) {
+		a.Wildcard = true
+	}
+	if r.star {
+		r.subscribe--
+	}
+	a.begun = true
+	a.Subscribed = max(0, a.Subscribed+r.subscribe-r.unsubscribe)
+}
+
+func (a *account) reject(r request, now time.Time) {
+	version, _ := a.settle(r.nonce)
+	a.Nacks++
+	a.answer = StateRejected
+	a.LastNack = &Nack{Time: now, Reason: r.reason, Version: version}
+}
+
+// acknowledge books an ACK. A request that repeats the nonce of a response long answered is a new subscription.
+func (a *account) acknowledge(r request, now time.Time) bool {
+	version, ok := a.settle(r.nonce)
+	if !ok {
+		return false
+	}
+	a.Acks++
+	a.answer = StateAcknowledged
+	a.LastAck, a.Version = now, version
+	return true
+}
+
+// settle removes a response and all before it from those that wait, and gives its version.
+func (a *account) settle(nonce string) (version string, ok bool) {
+	for i, s := range a.pending {
+		if s.nonce == nonce {
+			a.pending = slices.Delete(a.pending, 0, i+1)
+			return s.version, true
+		}
+	}
+	return "", false
+}
+
+func (l *ledger) response(r response, size int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(r.typeURL)
+	a.Responses++
+	a.ResponseBytes += uint64(size)
+	a.LastResponse, a.LastResources = l.now(), r.resources
+	l.lastResponse = a.LastResponse
+	if len(a.pending) == maxPending {
+		a.pending = slices.Delete(a.pending, 0, 1)
+	}
+	a.pending = append(a.pending, sent{nonce: r.nonce, version: r.version})
+	l.metrics.responses.Inc()
+	l.metrics.responseBytes.WithLabelValues(shortType(a.TypeURL)).Add(float64(size))
+}
+
+func (a *account) state() string {
+	if len(a.pending) > 0 {
+		return StatePending
+	}
+	return a.answer
+}
+
+func (l *ledger) status() Status {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Status{
+		Connected: l.isConnected, Upstream: l.upstream, Since: l.since, Reason: l.reason,
+		LastResponse: l.lastResponse, EnvoyConnected: l.envoy, Protocol: l.protocol,
+	}
+	for _, a := range l.types {
+		t := a.TypeStatus
+		t.State = a.state()
+		s.Types = append(s.Types, t)
+	}
+	slices.SortFunc(s.Types, func(a, b TypeStatus) int { return cmp.Compare(a.TypeURL, b.TypeURL) })
+	return s
+}
+
+func (l *ledger) health() (bool, string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lastResponse.IsZero() {
+		return false, l.noAnswerYet()
+	}
+	for _, t := range []string{clusterType, listenerType} {
+		if a := l.types[t]; a != nil && a.answer == StateRejected && a.Acks == 0 {
+			return false, fmt.Sprintf("Envoy rejected its first %s configuration: %s", shortType(t), a.LastNack.Reason)
+		}
+	}
+	var reasons []string
+	if !l.isConnected {
+		reasons = append(reasons, fmt.Sprintf("not connected to the control plane %s: %s; last good configuration %s old",
+			l.upstream, l.reason, l.now().Sub(l.lastResponse).Round(time.Second)))
+	}
+	return true, strings.Join(append(reasons, l.rejections()...), "; ")
+}
+
+func (l *ledger) noAnswerYet() string {
+	switch {
+	case l.upstream == "":
+		return "connecting to the control plane"
+	case l.reason != "":
+		return fmt.Sprintf("not connected to the control plane %s: %s", l.upstream, l.reason)
+	case !l.envoy:
+		return "Envoy has not asked for its configuration yet"
+	}
+	return fmt.Sprintf("the control plane %s has not answered yet", l.upstream)
+}
+
+func (l *ledger) rejections() []string {
+	var reasons []string
+	for _, a := range l.types {
+		if a.answer == StateRejected {
+			reasons = append(reasons, fmt.Sprintf("Envoy rejected its newest %s configuration and keeps the last good one: %s",
+				shortType(a.TypeURL), a.LastNack.Reason))
+		}
+	}
+	slices.Sort(reasons)
+	return reasons
+}
+
+// shortType is the last part of a type URL.
+func shortType(typeURL string) string { return typeURL[strings.LastIndexAny(typeURL, "./")+1:] }
+
+// isOrderly says whether a stream's end is nobody's fault.
+func isOrderly(err error) bool {
+	return errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled || status.Code(err) == codes.OK
+}

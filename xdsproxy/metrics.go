@@ -1,0 +1,68 @@
+package xdsproxy
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are named as Istio's agent names them, where it has them.
+type metrics struct {
+	connectFailures prometheus.Counter
+	upstreamEnds    *prometheus.CounterVec
+	envoyEnds       *prometheus.CounterVec
+	requests        prometheus.Counter
+	responses       prometheus.Counter
+	acks            *prometheus.CounterVec
+	nacks           *prometheus.CounterVec
+	responseBytes   *prometheus.CounterVec
+}
+
+func newMetrics() *metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	vector := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"type"})
+	}
+	return &metrics{
+		connectFailures: counter("istio_agent_istiod_connection_failures", "Attempts to connect to the control plane that failed."),
+		upstreamEnds:    vector("istio_agent_istiod_connection_terminations", "Streams that the control plane ended, by error or cancel."),
+		envoyEnds:       vector("istio_agent_envoy_connection_terminations", "Streams that Envoy ended, by error or cancel."),
+		requests:        counter("istio_agent_xds_proxy_requests", "Discovery requests of Envoy."),
+		responses:       counter("istio_agent_xds_proxy_responses", "Discovery responses of the control plane."),
+		acks:            vector("pilotfish_xds_acks_total", "Responses that Envoy accepted, by type of resource."),
+		nacks:           vector("pilotfish_xds_nacks_total", "Responses that Envoy rejected, by type of resource."),
+		responseBytes:   vector("pilotfish_xds_response_bytes_total", "Bytes of responses, by type of resource."),
+	}
+}
+
+func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error {
+	if registerer == nil {
+		return nil
+	}
+	connected := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pilotfish_xds_connected",
+		Help: "Whether Envoy's stream reaches a control plane: 1 or 0.",
+	}, func() float64 {
+		if book.status().Connected {
+			return 1
+		}
+		return 0
+	})
+	for _, c := range []prometheus.Collector{
+		m.connectFailures, m.upstreamEnds, m.envoyEnds, m.requests, m.responses, m.acks, m.nacks, m.responseBytes, connected,
+	} {
+		if err := registerer.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ended counts the end of a stream as Istio's agent does: by "error", or "cancel" when it was orderly.
+func (m *metrics) ended(vector *prometheus.CounterVec, err error) {
+	kind := "error"
+	if isOrderly(err) {
+		kind = "cancel"
+	}
+	vector.WithLabelValues(kind).Inc()
+}

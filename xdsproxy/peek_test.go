@@ -1,0 +1,85 @@
+package xdsproxy
+
+import (
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// pieces cuts bytes as the network does.
+func pieces(b []byte, size int) mem.BufferSlice {
+	var s mem.BufferSlice
+	for len(b) > 0 {
+		n := min(size, len(b))
+		s = append(s, mem.SliceBuffer(b[:n]))
+		b = b[n:]
+	}
+	return s
+}
+
+func marshal(t testing.TB, m proto.Message) []byte {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestPeekSeesWhatAFullParseSees(t *testing.T) {
+	deltaRequest := marshal(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", ResponseNonce: "n", ResourceNamesSubscribe: []string{"*", "a", "b"},
+		ResourceNamesUnsubscribe: []string{"c"}, InitialResourceVersions: map[string]string{"x": "1"}, ErrorDetail: &rpcstatus.Status{Code: 3, Message: "bad"}})
+	sotwRequest := marshal(t, &discoveryv3.DiscoveryRequest{TypeUrl: "t", ResponseNonce: "n", VersionInfo: "v", ResourceNames: []string{"a", "b"}})
+	answer := marshal(t, &discoveryv3.DeltaDiscoveryResponse{TypeUrl: "t", Nonce: "n", SystemVersionInfo: "v", RemovedResources: []string{"r"},
+		Resources: []*discoveryv3.Resource{{Name: "a"}, {Name: "b", Resource: &anypb.Any{Value: make([]byte, 1000)}}}})
+	for _, size := range []int{1, 2, 7, 1 << 20} {
+		if got, err := peekRequest(delta, pieces(deltaRequest, size)); err != nil || got != (request{typeURL: "t", nonce: "n", subscribe: 3,
+			unsubscribe: 1, known: 1, star: true, rejected: true, reason: "bad"}) {
+			t.Errorf("delta request in pieces of %d: %+v, %v", size, got, err)
+		}
+		if got, err := peekRequest(sotw, pieces(sotwRequest, size)); err != nil || got != (request{typeURL: "t", nonce: "n", names: 2}) {
+			t.Errorf("request in pieces of %d: %+v, %v", size, got, err)
+		}
+		if got, err := peekResponse(delta, pieces(answer, size)); err != nil || got != (response{typeURL: "t", nonce: "n", version: "v", resources: 2, removed: 1}) {
+			t.Errorf("response in pieces of %d: %+v, %v", size, got, err)
+		}
+	}
+}
+
+// FuzzPeek holds the peeking against the real parser: what that accepts must be read alike, and nothing may panic.
+func FuzzPeek(f *testing.F) {
+	f.Add(marshal(f, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", ResourceNamesSubscribe: []string{"*"}}), 3)
+	f.Add(marshal(f, &discoveryv3.DiscoveryRequest{TypeUrl: "t", ErrorDetail: &rpcstatus.Status{Code: 3, Message: "bad"}}), 1)
+	f.Add(marshal(f, &discoveryv3.DiscoveryResponse{TypeUrl: "t", Resources: []*anypb.Any{{TypeUrl: "t"}}}), 2)
+	f.Add([]byte{0x32, 0x02, 0x12, 0xff}, 1)
+	f.Fuzz(func(t *testing.T, data []byte, size int) {
+		if size < 1 {
+			size = 1
+		}
+		cut := pieces(data, size)
+		_, _ = peekRequest(sotw, cut)
+		_, _ = peekResponse(sotw, cut)
+		got, err := peekRequest(delta, cut)
+		var full discoveryv3.DeltaDiscoveryRequest
+		if proto.Unmarshal(data, &full) == nil && err == nil && len(full.ProtoReflect().GetUnknown()) == 0 && !same(&full, got) {
+			t.Errorf("peeked %+v, parsed %v", got, &full)
+		}
+		var response discoveryv3.DeltaDiscoveryResponse
+		seen, err := peekResponse(delta, cut)
+		if proto.Unmarshal(data, &response) == nil && err == nil && len(response.ProtoReflect().GetUnknown()) == 0 &&
+			(seen.typeURL != cutString(response.TypeUrl) || seen.nonce != cutString(response.Nonce) || seen.resources != len(response.Resources)) {
+			t.Errorf("peeked %+v, parsed %v", seen, &response)
+		}
+	})
+}
+
+func same(full *discoveryv3.DeltaDiscoveryRequest, got request) bool {
+	return got.typeURL == cutString(full.TypeUrl) && got.nonce == cutString(full.ResponseNonce) &&
+		got.subscribe == len(full.ResourceNamesSubscribe) && got.rejected == (full.ErrorDetail != nil)
+}
+
+func cutString(s string) string { return s[:min(len(s), maxString)] }

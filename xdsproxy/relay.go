@@ -1,0 +1,187 @@
+// Package xdsproxy relays Envoy's aggregated discovery stream to a control plane: Envoy connects to a unix socket, the
+// relay connects to the control plane with TLS and a token, and what the two say to each other passes through as it
+// came. The relay looks only at what it needs for its own report: types, versions, nonces, rejections.
+//
+// When the control plane goes away, Envoy's stream is ended, so that Envoy begins a new one with the versions it has,
+// and goes on serving with those. The relay accepts that stream at once and holds it until a control plane answers;
+// what decides how soon Envoy is connected again is the relay's short back-off, not Envoy's long one.
+package xdsproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
+)
+
+// TLS says how a control plane is verified: RootFile ("SYSTEM" or empty for the system's roots), ServerName, and a
+// client certificate if there is one. The files are read anew for each connection.
+type TLS = dial.TLS
+
+// Server says how a control plane is reached: Plaintext, TLS, TokenFile (read for every stream), ClusterID, Headers.
+type Server = dial.Server
+
+// SystemRoots, as TLS.RootFile, stands for the roots of the operating system.
+const SystemRoots = dial.SystemRoots
+
+// Config is what a Relay needs.
+type Config struct {
+	// Socket is the path of the unix socket that Envoy connects to, relative to the working directory or absolute.
+	Socket string
+	// SocketMode is the mode of the socket; zero is 0600.
+	SocketMode fs.FileMode
+	// AllowedUIDs are the users that may connect; nil is this process's own, root, and 1337.
+	AllowedUIDs []uint32
+
+	// Upstreams are the control plane's addresses, host:port; they are tried in turn, beginning anywhere.
+	Upstreams []string
+	// Server says how they are verified, and what the relay shows of itself: TLS or plaintext, token, headers.
+	Server
+
+	// KeepaliveInterval and KeepaliveTimeout detect a control plane that has gone without a word; zero is 30 s and 10 s.
+	KeepaliveInterval time.Duration
+	KeepaliveTimeout  time.Duration
+	// ConnectTimeout bounds one attempt at one address; zero is 5 s.
+	ConnectTimeout time.Duration
+	// MinRetry and MaxRetry bound the wait between attempts to connect while nobody answers; zero is 50 ms and 600 ms.
+	// A control plane that answers and refuses is left alone for up to MaxRefused; zero is 5 s.
+	MinRetry, MaxRetry, MaxRefused time.Duration
+
+	Logger *slog.Logger
+	// Metrics is where the relay's metrics are registered; nil for nowhere.
+	Metrics prometheus.Registerer
+	// Now is the clock of what is reported; nil is time.Now.
+	Now func() time.Time
+}
+
+func (c *Config) setDefaults() error {
+	switch {
+	case c.Socket == "":
+		return errors.New("xdsproxy: no socket path given")
+	case len(c.Upstreams) == 0:
+		return errors.New("xdsproxy: no control plane address given")
+	}
+	for _, address := range c.Upstreams {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return fmt.Errorf("xdsproxy: control plane address %q is not host:port: %w", address, err)
+		}
+	}
+	if c.AllowedUIDs == nil {
+		c.AllowedUIDs = uds.DefaultUsers()
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.SocketMode == 0 {
+		c.SocketMode = 0o600
+	}
+	orDefault(&c.KeepaliveInterval, 30*time.Second)
+	orDefault(&c.KeepaliveTimeout, 10*time.Second)
+	orDefault(&c.ConnectTimeout, 5*time.Second)
+	orDefault(&c.MinRetry, 50*time.Millisecond)
+	orDefault(&c.MaxRetry, 600*time.Millisecond)
+	orDefault(&c.MaxRefused, 5*time.Second)
+	return nil
+}
+
+func orDefault(d *time.Duration, value time.Duration) {
+	if *d <= 0 {
+		*d = value
+	}
+}
+
+// Relay is the relay between one Envoy and a control plane. Its methods are safe for concurrent use.
+type Relay struct {
+	config Config
+	log    *slog.Logger
+	book   *ledger
+	uplink *uplink
+
+	mu      sync.Mutex
+	current *session // the stream of Envoy in force
+
+	// streams counts what still runs on behalf of Envoy's streams.
+	streams sync.WaitGroup
+}
+
+// New checks the configuration. It does nothing yet: Run does.
+func New(config Config) (*Relay, error) {
+	if err := config.setDefaults(); err != nil {
+		return nil, err
+	}
+	book := newLedger(config.Now, config.Logger)
+	if err := book.metrics.register(config.Metrics, book); err != nil {
+		return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
+	}
+	return &Relay{config: config, log: config.Logger, book: book, uplink: newUplink(config, book)}, nil
+}
+
+// Run serves Envoy until the context ends; then it returns nil.
+func (r *Relay) Run(ctx context.Context) error {
+	listener, err := uds.Listen(r.config.Socket, r.config.SocketMode)
+	if err != nil {
+		return fmt.Errorf("xdsproxy: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	server := r.server()
+
+	var parts sync.WaitGroup
+	parts.Go(func() { r.uplink.run(ctx) })
+	parts.Go(func() { <-ctx.Done(); server.Stop() })
+	err = server.Serve(listener)
+	stopped := ctx.Err() != nil
+	cancel()
+	parts.Wait()
+	r.streams.Wait()
+	if err != nil && !stopped {
+		return fmt.Errorf("xdsproxy: serving %s: %w", r.config.Socket, err)
+	}
+	return nil
+}
+
+func (r *Relay) server() *grpc.Server {
+	server := grpc.NewServer(
+		grpc.Creds(uds.ServerCredentials(r.config.AllowedUIDs, r.log)),
+		grpc.ForceServerCodecV2(codec{}),
+		grpc.MaxRecvMsgSize(math.MaxInt32),
+		grpc.SharedWriteBuffer(true),
+		grpc.WaitForHandlers(true),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+	)
+	server.RegisterService(&grpc.ServiceDesc{
+		ServiceName: service,
+		HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{
+			{StreamName: sotwMethod, Handler: r.handler(sotw), ServerStreams: true, ClientStreams: true},
+			{StreamName: deltaMethod, Handler: r.handler(delta), ServerStreams: true, ClientStreams: true},
+		},
+	}, r)
+	return server
+}
+
+func (r *Relay) handler(v variant) grpc.StreamHandler {
+	return func(_ any, stream grpc.ServerStream) error { return r.serve(v, stream) }
+}
+
+// Health says whether Envoy's configuration can be relied on, and why not. Losing the control plane after it has once
+// answered does not make it bad, since Envoy goes on with what it has; but it is in the reason.
+func (r *Relay) Health() (ok bool, reason string) { return r.book.health() }
+
+// Status reports on the streams and on each type of resource.
+func (r *Relay) Status() Status { return r.book.status() }

@@ -1,0 +1,467 @@
+package xdsproxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+func TestMessagesPassUnchangedWithFieldsThatNobodyKnows(t *testing.T) {
+	unknown := []byte{0xc2, 0x3e, 3, 'n', 'e', 'w'} // field 1000
+	got := make(chan *discoveryv3.DeltaDiscoveryRequest, 1)
+	response := &discoveryv3.DeltaDiscoveryResponse{
+		TypeUrl: clusterURL, Nonce: "n", SystemVersionInfo: "7", RemovedResources: []string{"gone"},
+		Resources: []*discoveryv3.Resource{{Name: "a", Version: "1", Resource: &anypb.Any{TypeUrl: clusterURL, Value: []byte("x")}}},
+	}
+	response.ProtoReflect().SetUnknown(unknown)
+	cp := &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+		request, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		got <- request
+		if err := s.Send(response); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return nil
+	}}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+
+	request := &discoveryv3.DeltaDiscoveryRequest{
+		Node: &corev3.Node{Id: "sidecar~1"}, TypeUrl: clusterURL, ResourceNamesSubscribe: []string{"*", "b"},
+		InitialResourceVersions: map[string]string{"a": "0"},
+	}
+	request.ProtoReflect().SetUnknown(unknown)
+	stream := deltaStream(t, relay)
+	if err := stream.Send(request); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(request, <-got, protocmp.Transform()); d != "" {
+		t.Errorf("the request changed on its way:\n%s", d)
+	}
+	if d := cmp.Diff(response, answer, protocmp.Transform()); d != "" {
+		t.Errorf("the response changed on its way:\n%s", d)
+	}
+	s := typeStatus(relay, clusterURL)
+	if !s.Wildcard || s.Subscribed != 1 || s.State != StatePending {
+		t.Errorf("status after the response = %+v, want wildcard, one name, pending", s)
+	}
+}
+
+func TestStreamIsHeldUntilAControlPlaneAnswers(t *testing.T) {
+	address := freeAddress(t)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	testenv.Eventually(t, "health gives the reason", func() error {
+		if ok, reason := relay.Health(); ok || !strings.Contains(reason, address) || !strings.Contains(reason, "connection refused") {
+			return fmt.Errorf("health = %v, %q", ok, reason)
+		}
+		return nil
+	})
+
+	answering([]byte("c")).listen(t, address, nil)
+	if r := receive(t, stream); r.VersionInfo != "v1" {
+		t.Errorf("got %v", r)
+	}
+	connected(t, relay)
+	if ok, reason := relay.Health(); !ok || reason != "" {
+		t.Errorf("health = %v, %q after an answer", ok, reason)
+	}
+}
+
+func TestRefusedStreamIsTriedAgainWithTheSameRequests(t *testing.T) {
+	var attempts atomic.Int32
+	good := answering([]byte("c"))
+	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		if attempts.Add(1) < 4 {
+			if _, err := s.Recv(); err != nil {
+				return err
+			}
+			return status.Error(codes.Unavailable, "not synchronised yet")
+		}
+		return good.sotw(s)
+	}}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, Node: &corev3.Node{Id: "n"}})
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType})
+	for _, want := range []string{clusterURL, listenerType} {
+		if got := receive(t, stream).TypeUrl; got != want {
+			t.Errorf("answered %s, want %s", got, want)
+		}
+	}
+}
+
+func TestLosingTheControlPlaneEndsTheStreamAndKeepsReadiness(t *testing.T) {
+	address, stop := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+	registry := prometheus.NewRegistry()
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, Metrics: registry})
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	receive(t, stream)
+	connected(t, relay)
+
+	stop()
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("Envoy's stream ended with %v, want Unavailable", err)
+	}
+	testenv.Eventually(t, "the reason is connection refused", func() error {
+		ok, reason := relay.Health()
+		if !ok {
+			t.Fatalf("not ready any more: %s", reason)
+		}
+		if !strings.Contains(reason, "not connected to the control plane "+address) || !strings.Contains(reason, "connection refused") ||
+			!strings.Contains(reason, "last good configuration") {
+			return errors.New(reason)
+		}
+		return nil
+	})
+
+	again := sotwStream(t, relay)
+	send(t, again, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	answering([]byte("c")).listen(t, address, nil)
+	receive(t, again)
+	connected(t, relay)
+	if got := testutil.ToFloat64(relay.book.metrics.upstreamEnds.WithLabelValues("error")); got != 1 {
+		t.Errorf("counted %v broken streams, want 1", got)
+	}
+	if problems, err := testutil.GatherAndLint(registry); err != nil {
+		t.Error(err, problems)
+	}
+}
+
+func TestEnvoysRestartFindsTheConnectionReady(t *testing.T) {
+	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	first := dialRelay(t, relay)
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(first).StreamAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	receive(t, stream)
+	_ = first.Close() // as when Envoy is killed
+	testenv.Eventually(t, "the relay notes that Envoy has gone", func() error {
+		if relay.Status().EnvoyConnected {
+			return errors.New("still there")
+		}
+		return nil
+	})
+	second := sotwStream(t, relay)
+	send(t, second, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	receive(t, second)
+}
+
+func TestNewStreamDisplacesTheOld(t *testing.T) {
+	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	old := sotwStream(t, relay)
+	send(t, old, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	receive(t, old)
+	young := sotwStream(t, relay)
+	send(t, young, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	receive(t, young)
+	if _, err := old.Recv(); status.Code(err) != codes.Aborted {
+		t.Errorf("the old stream ended with %v, want Aborted", err)
+	}
+	if !relay.Status().EnvoyConnected {
+		t.Error("the end of the old stream is taken for the end of the new one")
+	}
+}
+
+func TestAcksAndNacksAreOnTheBooks(t *testing.T) {
+	var nonce atomic.Int32
+	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		for {
+			request, err := s.Recv()
+			if err != nil {
+				return err
+			}
+			n := nonce.Add(1)
+			if n > 3 {
+				continue
+			}
+			if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: request.TypeUrl, VersionInfo: fmt.Sprintf("v%d", n), Nonce: fmt.Sprint(n)}); err != nil {
+				return err
+			}
+		}
+	}}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	stream := sotwStream(t, relay)
+	nack := func(r *discoveryv3.DiscoveryResponse) *discoveryv3.DiscoveryRequest {
+		return &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, ResponseNonce: r.Nonce,
+			ErrorDetail: &rpcstatus.Status{Code: 13, Message: "cluster broken: no endpoints"}}
+	}
+
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	send(t, stream, nack(receive(t, stream)))
+	second := receive(t, stream)
+	testenv.Eventually(t, "the first rejection makes Envoy unready", func() error {
+		ok, reason := relay.Health()
+		if ok || !strings.Contains(reason, "cluster broken: no endpoints") {
+			return fmt.Errorf("health = %v, %q", ok, reason)
+		}
+		return nil
+	})
+
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, VersionInfo: "v2", ResponseNonce: second.Nonce})
+	third := receive(t, stream)
+	if s := typeStatus(relay, clusterURL); s.Acks != 1 || s.Nacks != 1 || s.Version != "v2" || s.State != StatePending {
+		t.Errorf("after an ACK: %+v", s)
+	}
+	send(t, stream, nack(third))
+	testenv.Eventually(t, "the later rejection is reported and harms nothing", func() error {
+		s := typeStatus(relay, clusterURL)
+		ok, reason := relay.Health()
+		if !ok || !strings.Contains(reason, "keeps the last good one") || s.State != StateRejected || s.Version != "v2" ||
+			s.LastNack == nil || s.LastNack.Version != "v3" || s.Nacks != 2 {
+			return fmt.Errorf("health = %v, %q; status = %+v", ok, reason, s)
+		}
+		return nil
+	})
+}
+
+func TestLargeResponsePasses(t *testing.T) {
+	content := bytes.Repeat([]byte("0123456789abcdef"), 50<<20/16)
+	address, _ := answering(content).listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	if r := receive(t, stream); !bytes.Equal(r.Resources[0].Value, content) {
+		t.Errorf("got %d bytes, or others than were sent", len(r.Resources[0].Value))
+	}
+	if s := typeStatus(relay, clusterURL); s.ResponseBytes < 50<<20 || s.LastResources != 1 {
+		t.Errorf("status = %+v", s)
+	}
+}
+
+// A side that does not read holds the other side back; the relay does not collect what it sends.
+func TestWhoDoesNotReadHoldsTheOtherBack(t *testing.T) {
+	const piece, pieces, bound = 64 << 10, 1000, 400
+	payload := strings.Repeat("x", piece)
+	read := make(chan struct{})
+	var seen, sent atomic.Int32
+	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		<-read
+		for {
+			if _, err := s.Recv(); err != nil {
+				return nil
+			}
+			seen.Add(1)
+		}
+	}}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	stream := sotwStream(t, relay)
+	done := make(chan error, 1)
+	go func() {
+		for range pieces {
+			if err := stream.Send(&discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, VersionInfo: payload}); err != nil {
+				done <- err
+				return
+			}
+			sent.Add(1)
+		}
+		done <- nil
+	}()
+	if got := whenQuiet(&sent); got > bound {
+		t.Errorf("%d requests of 64 KiB were taken although nobody reads them", got)
+	}
+	close(read)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "all arrive once somebody reads", func() error {
+		if n := seen.Load(); n != pieces {
+			return fmt.Errorf("%d arrived", n)
+		}
+		return nil
+	})
+}
+
+func TestEnvoyThatDoesNotReadHoldsTheControlPlaneBack(t *testing.T) {
+	const pieces, bound = 1000, 400
+	content := bytes.Repeat([]byte("x"), 64<<10)
+	var sent atomic.Int32
+	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		for i := range pieces {
+			if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: clusterURL, Nonce: fmt.Sprint(i), Resources: []*anypb.Any{{Value: content}}}); err != nil {
+				return err
+			}
+			sent.Add(1)
+		}
+		<-s.Context().Done()
+		return nil
+	}}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	stream := sotwStream(t, relay)
+	if got := whenQuiet(&sent); got > bound {
+		t.Errorf("%d responses of 64 KiB were taken although Envoy reads none", got)
+	}
+	for i := range pieces {
+		if r := receive(t, stream); r.Nonce != fmt.Sprint(i) {
+			t.Fatalf("response %d has nonce %s", i, r.Nonce)
+		}
+	}
+	if pending := len(relay.book.types[clusterURL].pending); pending > maxPending {
+		t.Errorf("%d unanswered responses are remembered, want at most %d", pending, maxPending)
+	}
+}
+
+// whenQuiet gives the counter's value once it has begun and then stood still for a while.
+func whenQuiet(counter *atomic.Int32) int32 {
+	for last, still := int32(-1), 0; ; {
+		now := counter.Load()
+		if now == last && now > 0 {
+			still++
+		} else {
+			still = 0
+		}
+		if still == 30 {
+			return now
+		}
+		last = now
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func TestStreamEndsWithEnvoysHalfClose(t *testing.T) {
+	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		for {
+			if _, err := s.Recv(); err != nil {
+				return nil
+			}
+		}
+	}}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("the stream ended with %v, want an orderly end", err)
+	}
+}
+
+func TestHeadersGoUpstream(t *testing.T) {
+	seen := make(chan metadata.MD, 1)
+	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		md, _ := metadata.FromIncomingContext(s.Context())
+		seen <- md
+		<-s.Context().Done()
+		return nil
+	}}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true, TokenFile: token,
+		ClusterID: "Kubernetes", Headers: map[string]string{"X-Tenant": "blue"}}})
+	sotwStream(t, relay)
+	md := <-seen
+	if got := md.Get("clusterid"); len(got) != 1 || got[0] != "Kubernetes" {
+		t.Errorf("ClusterID = %q", got)
+	}
+	if got := md.Get("x-tenant"); len(got) != 1 || got[0] != "blue" {
+		t.Errorf("X-Tenant = %q", got)
+	}
+	if got := md.Get("authorization"); len(got) != 0 {
+		t.Error("the token went over a plaintext connection")
+	}
+}
+
+func TestAnyOfSeveralControlPlanesWillDo(t *testing.T) {
+	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{freeAddress(t), address, freeAddress(t)}, Server: Server{Plaintext: true}})
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	receive(t, stream)
+	connected(t, relay)
+	if got := relay.Status().Upstream; got != address {
+		t.Errorf("connected to %s, want %s", got, address)
+	}
+}
+
+func TestStrangersAreRefused(t *testing.T) {
+	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, AllowedUIDs: []uint32{uint32(os.Geteuid()) + 4242}})
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(dialRelay(t, relay)).StreamAggregatedResources(t.Context())
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err == nil {
+		t.Error("a user who is not on the list was let in")
+	}
+}
+
+func TestSocketOfADeadRelayIsReplaced(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "XDS")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	_ = l.Close()
+	relay := start(t, Config{Socket: socket, Upstreams: []string{freeAddress(t)}, Server: Server{Plaintext: true}})
+	dialRelay(t, relay)
+	info, err := os.Stat(socket)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket has %v, %v; want mode 0600", info.Mode(), err)
+	}
+
+	second, err := New(relay.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "another process listens on it") {
+		t.Errorf("a second relay on a live socket: %v", err)
+	}
+}
+
+func TestConfigurationIsChecked(t *testing.T) {
+	for name, c := range map[string]Config{
+		"no socket":   {Upstreams: []string{"a:1"}},
+		"no upstream": {Socket: "s"},
+		"no port":     {Socket: "s", Upstreams: []string{"istiod.istio-system.svc"}},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

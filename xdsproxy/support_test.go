@@ -1,0 +1,205 @@
+package xdsproxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const clusterURL = clusterType
+
+// upstream is a control plane whose streams the test scripts.
+type upstream struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	sotw  func(discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error
+	delta func(discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error
+}
+
+func (u *upstream) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	return u.sotw(s)
+}
+
+func (u *upstream) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	return u.delta(s)
+}
+
+// listen serves the control plane on the address (port 0 for any) until stop is called or the test ends.
+func (u *upstream) listen(t *testing.T, address string, config *tls.Config) (at string, stop func()) {
+	t.Helper()
+	var listener net.Listener
+	testenv.Eventually(t, "listening on "+address, func() (err error) {
+		listener, err = net.Listen("tcp", address)
+		return err
+	})
+	creds := insecure.NewCredentials()
+	if config != nil {
+		creds = credentials.NewTLS(config)
+	}
+	server := grpc.NewServer(grpc.Creds(creds), grpc.WaitForHandlers(true))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, u)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	stop = sync.OnceFunc(func() { server.Stop(); serving.Wait() })
+	t.Cleanup(stop)
+	return listener.Addr().String(), stop
+}
+
+// freeAddress is an address where nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// start runs a relay until the test ends.
+func start(t *testing.T, config Config) *Relay {
+	t.Helper()
+	if config.Socket == "" {
+		config.Socket = filepath.Join(t.TempDir(), "etc", "XDS")
+	}
+	if config.Logger == nil {
+		log := &testenv.Buffer{}
+		config.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("the relay said:\n%s", log)
+			}
+		})
+	}
+	relay, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	result := make(chan error, 1)
+	go func() { result <- relay.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-result; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return relay
+}
+
+// dialRelay connects as Envoy does.
+func dialRelay(t *testing.T, r *Relay) *grpc.ClientConn {
+	t.Helper()
+	testenv.Eventually(t, "the relay listens", func() error {
+		c, err := net.Dial("unix", r.config.Socket)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err
+	})
+	conn, err := grpc.NewClient("unix:"+r.config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+type (
+	sotwClient  = discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+	deltaClient = discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+)
+
+func sotwStream(t *testing.T, r *Relay) sotwClient {
+	t.Helper()
+	s, err := discoveryv3.NewAggregatedDiscoveryServiceClient(dialRelay(t, r)).StreamAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func deltaStream(t *testing.T, r *Relay) deltaClient {
+	t.Helper()
+	s, err := discoveryv3.NewAggregatedDiscoveryServiceClient(dialRelay(t, r)).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// answering is a SotW control plane that answers each first request with one resource of the content.
+func answering(content []byte) *upstream {
+	return &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		for nonce := 1; ; {
+			request, err := s.Recv()
+			if err != nil {
+				return err
+			}
+			if request.ResponseNonce != "" {
+				continue
+			}
+			err = s.Send(&discoveryv3.DiscoveryResponse{
+				TypeUrl: request.TypeUrl, VersionInfo: fmt.Sprintf("v%d", nonce), Nonce: fmt.Sprint(nonce),
+				Resources: []*anypb.Any{{TypeUrl: request.TypeUrl, Value: content}},
+			})
+			if err != nil {
+				return err
+			}
+			nonce++
+		}
+	}}
+}
+
+func send(t *testing.T, s sotwClient, request *discoveryv3.DiscoveryRequest) {
+	t.Helper()
+	if err := s.Send(request); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func receive(t *testing.T, s sotwClient) *discoveryv3.DiscoveryResponse {
+	t.Helper()
+	r, err := s.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// connected waits until the relay reports a control plane.
+func connected(t *testing.T, r *Relay) {
+	t.Helper()
+	testenv.Eventually(t, "the relay is connected", func() error {
+		if s := r.Status(); !s.Connected {
+			return errors.New(s.Reason)
+		}
+		return nil
+	})
+}
+
+func typeStatus(r *Relay, typeURL string) TypeStatus {
+	for _, s := range r.Status().Types {
+		if s.TypeURL == typeURL {
+			return s
+		}
+	}
+	return TypeStatus{}
+}
