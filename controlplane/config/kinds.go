@@ -1,0 +1,139 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// Kinds gives all the kinds that the control plane understands, in a fixed order.
+func Kinds() []Kind {
+	return []Kind{
+		Service, ServiceEntry, WorkloadEntry, VirtualService, DestinationRule, Gateway, Sidecar,
+		PeerAuthentication, AuthorizationPolicy,
+	}
+}
+
+// kindInfo is what there is to know of a kind that has effect.
+type kindInfo struct {
+	group    string // "" is Kubernetes' core
+	versions []string
+	message  protoreflect.MessageType // of the spec; nil for a Service
+	validate func(s scope, spec protoreflect.ProtoMessage)
+}
+
+const (
+	networkingGroup = "networking.istio.io"
+	securityGroup   = "security.istio.io"
+)
+
+var (
+	networkingVersions = []string{"v1", "v1beta1", "v1alpha3"}
+	securityVersions   = []string{"v1", "v1beta1"}
+)
+
+var kinds = map[Kind]kindInfo{
+	Service:             {group: "", versions: []string{"v1"}},
+	VirtualService:      istioKind(networkingGroup, networkingVersions, validateVirtualService),
+	DestinationRule:     istioKind(networkingGroup, networkingVersions, validateDestinationRule),
+	Gateway:             istioKind(networkingGroup, networkingVersions, validateGateway),
+	ServiceEntry:        istioKind(networkingGroup, networkingVersions, validateServiceEntry),
+	WorkloadEntry:       istioKind(networkingGroup, networkingVersions, validateWorkloadEntry),
+	Sidecar:             istioKind(networkingGroup, networkingVersions, validateSidecar),
+	PeerAuthentication:  istioKind(securityGroup, securityVersions, validatePeerAuthentication),
+	AuthorizationPolicy: istioKind(securityGroup, securityVersions, validateAuthorizationPolicy),
+}
+
+func istioKind[M protoreflect.ProtoMessage](group string, versions []string, validate func(scope, M)) kindInfo {
+	var zero M
+	return kindInfo{
+		group: group, versions: versions, message: zero.ProtoReflect().Type(),
+		validate: func(s scope, spec protoreflect.ProtoMessage) { validate(s, spec.(M)) },
+	}
+}
+
+// inertKinds are the kinds that are read past, by API group: they are found beside those above in everyone's files, and
+// have no effect on a mesh here.
+var inertKinds = map[string][]string{
+	"": {
+		"Pod", "ServiceAccount", "Namespace", "ConfigMap", "Secret", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
+		"ReplicationController", "LimitRange", "ResourceQuota", "PodTemplate", "Node", "Event",
+	},
+	"apps":                         {"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "ControllerRevision"},
+	"extensions":                   {"Deployment", "ReplicaSet", "DaemonSet", "Ingress", "NetworkPolicy"},
+	"batch":                        {"Job", "CronJob"},
+	"networking.k8s.io":            {"Ingress", "IngressClass", "NetworkPolicy"},
+	"discovery.k8s.io":             {"EndpointSlice"},
+	"rbac.authorization.k8s.io":    {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"},
+	"autoscaling":                  {"HorizontalPodAutoscaler"},
+	"policy":                       {"PodDisruptionBudget", "PodSecurityPolicy"},
+	"storage.k8s.io":               {"StorageClass"},
+	"scheduling.k8s.io":            {"PriorityClass"},
+	"coordination.k8s.io":          {"Lease"},
+	"apiextensions.k8s.io":         {"CustomResourceDefinition"},
+	"apiregistration.k8s.io":       {"APIService"},
+	"admissionregistration.k8s.io": {"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"},
+	"kustomize.config.k8s.io":      {"Kustomization", "Component"},
+	"monitoring.coreos.com":        {"ServiceMonitor", "PodMonitor", "PrometheusRule"},
+	"cert-manager.io":              {"Certificate", "Issuer", "ClusterIssuer"},
+}
+
+// unsupportedKinds are those that users expect an effect of on a mesh, and that have none here yet.
+var unsupportedKinds = map[string][]string{
+	networkingGroup:       {"EnvoyFilter", "WorkloadGroup", "ProxyConfig"},
+	securityGroup:         {"RequestAuthentication"},
+	"telemetry.istio.io":  {"Telemetry"},
+	"extensions.istio.io": {"WasmPlugin", "TrafficExtension"},
+	"install.istio.io":    {"IstioOperator"},
+	"gateway.networking.k8s.io": {
+		"GatewayClass", "Gateway", "HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute", "UDPRoute", "ReferenceGrant", "BackendTLSPolicy",
+		"XListenerSet", "ListenerSet",
+	},
+	"gateway.networking.x-k8s.io": {"XListenerSet", "XBackendTrafficPolicy", "XMesh"},
+}
+
+// topologyGroup is the project's own: a mesh's topology file may lie beside its configuration.
+const topologyGroup = "pilotfish"
+
+// isInert says whether a kind is one that is read past.
+func isInert(group, kind string) bool {
+	return slices.Contains(inertKinds[group], kind) || kind == "Mesh" && strings.Contains(group, topologyGroup)
+}
+
+func isUnsupported(group, kind string) bool { return slices.Contains(unsupportedKinds[group], kind) }
+
+// kindNames are all names of kinds, for suggestions.
+func kindNames() []string {
+	var names []string
+	for _, kind := range Kinds() {
+		names = append(names, string(kind))
+	}
+	for _, table := range []map[string][]string{inertKinds, unsupportedKinds} {
+		for _, list := range table {
+			names = append(names, list...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// splitAPIVersion gives the group and version of an apiVersion: "v1" has the group "".
+func splitAPIVersion(apiVersion string) (group, version string) {
+	if group, version, ok := strings.Cut(apiVersion, "/"); ok {
+		return group, version
+	}
+	return "", apiVersion
+}
+
+// allowedAPIVersions lists what a kind's apiVersion may be.
+func (k kindInfo) allowedAPIVersions() string {
+	var list []string
+	for _, v := range k.versions {
+		if k.group != "" {
+			v = k.group + "/" + v
+		}
+		list = append(list, v)
+	}
+	return strings.Join(list, ", ")
+}

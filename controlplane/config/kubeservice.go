@@ -1,0 +1,190 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"regexp"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// serviceFields are all fields of a Kubernetes Service's spec, of past versions too. Those that readService does not
+// read are about how a cluster makes a Service reachable, and have no effect on a mesh.
+var serviceFields = []string{
+	"type", "clusterIP", "clusterIPs", "externalName", "selector", "ports", "sessionAffinity", "sessionAffinityConfig",
+	"externalIPs", "externalTrafficPolicy", "internalTrafficPolicy", "healthCheckNodePort", "ipFamilies", "ipFamilyPolicy",
+	"ipFamily", "loadBalancerIP", "loadBalancerClass", "loadBalancerSourceRanges", "publishNotReadyAddresses",
+	"allocateLoadBalancerNodePorts", "trafficDistribution", "topologyKeys",
+}
+
+var servicePortFields = []string{"name", "protocol", "appProtocol", "port", "targetPort", "nodePort"}
+
+var (
+	serviceTypes     = []string{"ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}
+	serviceProtocols = []string{"TCP", "UDP", "SCTP"}
+	sessionAffinity  = []string{"None", "ClientIP"}
+	portName         = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$`)
+)
+
+func (d *document) readService(n *yaml.Node) *ServiceSpec {
+	spec := &ServiceSpec{Type: "ClusterIP"}
+	if n == nil || isNull(n) {
+		d.refuseAt(d.origin, "spec", "", "a Service needs a spec", "give it ports and a selector")
+		return spec
+	}
+	d.fields(n, "spec", serviceFields, func(name string, value *yaml.Node, path string) {
+		switch name {
+		case "type":
+			spec.Type = d.oneOf(value, path, serviceTypes)
+		case "clusterIP":
+			spec.ClusterIP, _ = d.text(value, path)
+		case "clusterIPs":
+			d.readClusterIPs(value, path, spec)
+		case "externalName":
+			spec.ExternalName, _ = d.text(value, path)
+		case "selector":
+			if spec.Selector = d.textMap(value, path); len(spec.Selector) == 0 {
+				spec.Selector = nil
+			}
+		case "ports":
+			spec.Ports = d.readServicePorts(value, path)
+		case "sessionAffinity":
+			if d.oneOf(value, path, sessionAffinity) == "ClientIP" {
+				d.report(Warning, d.at(value), path, value.Value, "has no effect in this version", "remove it")
+			}
+		}
+	})
+	if !d.refused {
+		d.checkService(spec)
+	}
+	return spec
+}
+
+func (d *document) oneOf(n *yaml.Node, path string, allowed []string) string {
+	text, ok := d.text(n, path)
+	if ok && !contains(allowed, text) {
+		remedy := "one of: " + list(allowed)
+		if match := nearest(text, allowed); match != "" {
+			remedy = fmt.Sprintf("did you mean %s? Allowed are %s", match, list(allowed))
+		}
+		d.refuse(n, path, text, "not a value of this field", remedy)
+	}
+	return text
+}
+
+// readClusterIPs takes the first of the addresses where the older field is not given, as Kubernetes does.
+func (d *document) readClusterIPs(n *yaml.Node, path string, spec *ServiceSpec) {
+	if !d.isList(n, path) {
+		return
+	}
+	for i, item := range n.Content {
+		ip, _ := d.text(resolve(item), fmt.Sprintf("%s[%d]", path, i))
+		if i == 0 && spec.ClusterIP == "" {
+			spec.ClusterIP = ip
+		}
+	}
+}
+
+func (d *document) readServicePorts(n *yaml.Node, path string) []ServicePort {
+	if !d.isList(n, path) {
+		return nil
+	}
+	var ports []ServicePort
+	for i, item := range n.Content {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		item = resolve(item)
+		d.places[at] = d.at(item)
+		ports = append(ports, d.readServicePort(item, at))
+	}
+	return ports
+}
+
+func (d *document) readServicePort(n *yaml.Node, path string) ServicePort {
+	port := ServicePort{Protocol: "TCP"}
+	d.fields(n, path, servicePortFields, func(name string, value *yaml.Node, path string) {
+		switch name {
+		case "name":
+			port.Name, _ = d.text(value, path)
+		case "protocol":
+			port.Protocol = d.oneOf(value, path, serviceProtocols)
+		case "appProtocol":
+			port.AppProtocol, _ = d.text(value, path)
+		case "port":
+			port.Port = d.portNumber(value, path)
+		case "targetPort":
+			d.readTargetPort(value, path, &port)
+		case "nodePort":
+			d.whole(value, path, 0, math.MaxUint16)
+		}
+	})
+	return port
+}
+
+func (d *document) portNumber(n *yaml.Node, path string) uint32 {
+	number, _ := d.whole(n, path, 1, math.MaxUint16)
+	return uint32(number)
+}
+
+func (d *document) readTargetPort(n *yaml.Node, path string, port *ServicePort) {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" {
+		port.TargetPort = d.portNumber(n, path)
+		return
+	}
+	if port.TargetPortName = n.Value; isDigits(n.Value) {
+		d.refuse(n, path, n.Value, "the name of a port, as it is in quotes, and no such name", "write the number without quotes")
+	} else if !isPortName(n.Value) {
+		d.refuse(n, path, n.Value, "not the name of a port", "use at most 15 lower-case letters, digits and '-', with a letter among them, or a number")
+	}
+}
+
+func isPortName(name string) bool {
+	return portName.MatchString(name) && strings.ContainsAny(name, "abcdefghijklmnopqrstuvwxyz") && !strings.Contains(name, "--")
+}
+
+func (d *document) checkService(spec *ServiceSpec) {
+	if spec.Type == "ExternalName" {
+		d.checkExternalName(spec)
+	} else if len(spec.Ports) == 0 && spec.ClusterIP != "None" {
+		d.refuseAt(d.place("spec.ports"), "spec.ports", "", "a Service needs ports", "list the ports that callers use")
+	}
+	if ip := spec.ClusterIP; ip != "" && ip != "None" {
+		if _, err := netip.ParseAddr(ip); err != nil {
+			d.refuseAt(d.place("spec.clusterIP"), "spec.clusterIP", ip, "not an IP address", "give an address, None for a headless Service, or nothing")
+		}
+	}
+	d.checkLabels(spec.Selector, "spec.selector")
+	d.checkServicePorts(spec.Ports)
+}
+
+func (d *document) checkExternalName(spec *ServiceSpec) {
+	name := strings.TrimSuffix(spec.ExternalName, ".")
+	if !dnsSubdomain.MatchString(name) {
+		d.refuseAt(d.place("spec.externalName"), "spec.externalName", spec.ExternalName, "a Service of type ExternalName needs the name of a host", "give its DNS name in lower case")
+	}
+}
+
+func (d *document) checkServicePorts(ports []ServicePort) {
+	names, numbers := map[string]int{}, map[string]int{}
+	for i, p := range ports {
+		path := fmt.Sprintf("spec.ports[%d]", i)
+		switch {
+		case p.Port == 0:
+			d.refuseAt(d.place(path), path+".port", "", "a port needs a number", "set port")
+			continue
+		case p.Name == "" && len(ports) > 1:
+			d.refuseAt(d.place(path), path+".name", "", "of several ports each needs a name", "name it by what it speaks: http, grpc, tcp-…")
+		case p.Name != "" && !dnsLabel.MatchString(p.Name):
+			d.refuseAt(d.place(path+".name"), path+".name", p.Name, "not a port's name", "use lower-case letters, digits and '-'")
+		}
+		if first, taken := names[p.Name]; taken && p.Name != "" {
+			d.refuseAt(d.place(path+".name"), path+".name", p.Name, fmt.Sprintf("ports %d and %d have the same name", first, i), "rename one")
+		}
+		number := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+		if first, taken := numbers[number]; taken {
+			d.refuseAt(d.place(path+".port"), path+".port", number, fmt.Sprintf("ports %d and %d have the same number", first, i), "remove one")
+		}
+		names[p.Name], numbers[number] = i, i
+	}
+}

@@ -1,0 +1,178 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+var subsetName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+
+func validateDestinationRule(s scope, dr *networking.DestinationRule) {
+	s.field("host").wildcardHost(dr.GetHost())
+	s.field("trafficPolicy").trafficPolicy(dr.GetTrafficPolicy())
+	names := map[string]int{}
+	for i, subset := range dr.GetSubsets() {
+		at, name := s.item("subsets", i), subset.GetName()
+		switch first, taken := names[name]; {
+		case name == "":
+			at.refuse("", "a subset needs a name", "give it one that VirtualServices can refer to")
+		case !subsetName.MatchString(name):
+			at.field("name").refuse(name, "not the name of a subset", "use letters, digits, '-', '_' and '.'")
+		case taken:
+			at.field("name").refuse(name, fmt.Sprintf("subsets %d and %d have the same name", first, i), "rename one")
+		}
+		names[name] = i
+		at.field("labels").labels(subset.GetLabels())
+		at.field("trafficPolicy").trafficPolicy(subset.GetTrafficPolicy())
+	}
+	s.field("workloadSelector").field("matchLabels").labels(dr.GetWorkloadSelector().GetMatchLabels())
+	s.field("exportTo").exportTo(dr.GetExportTo())
+}
+
+func (s scope) trafficPolicy(p *networking.TrafficPolicy) {
+	if p == nil {
+		return
+	}
+	s.settings(p)
+	ports := map[uint32]int{}
+	for i, ps := range p.GetPortLevelSettings() {
+		at := s.item("portLevelSettings", i)
+		number := ps.GetPort().GetNumber()
+		if number == 0 {
+			at.field("port").refuse("", "settings of which port?", "set port.number")
+		} else {
+			at.field("port").field("number").port(number)
+		}
+		if first, taken := ports[number]; taken {
+			at.field("port").refuse(number, fmt.Sprintf("settings %d and %d are for the same port", first, i), "join them")
+		}
+		ports[number] = i
+		at.settings(ps)
+	}
+	if b := p.GetRetryBudget(); b != nil {
+		s.field("retryBudget").field("percent").percent(b.GetPercent().GetValue())
+	}
+}
+
+// settings checks what a policy has in common with the settings of one port.
+func (s scope) settings(p interface {
+	GetLoadBalancer() *networking.LoadBalancerSettings
+	GetConnectionPool() *networking.ConnectionPoolSettings
+	GetOutlierDetection() *networking.OutlierDetection
+	GetTls() *networking.ClientTLSSettings
+}) {
+	s.field("loadBalancer").loadBalancer(p.GetLoadBalancer())
+	s.field("connectionPool").connectionPool(p.GetConnectionPool())
+	s.field("outlierDetection").outlierDetection(p.GetOutlierDetection())
+	s.field("tls").clientTLS(p.GetTls())
+}
+
+func (s scope) loadBalancer(lb *networking.LoadBalancerSettings) {
+	if hash := lb.GetConsistentHash(); hash != nil {
+		at := s.field("consistentHash")
+		if hash.GetHashKey() == nil {
+			at.refuse("", "hash by what?", "set httpHeaderName, httpCookie, useSourceIp or httpQueryParameterName")
+		}
+		if cookie := hash.GetHttpCookie(); cookie != nil {
+			if cookie.GetName() == "" {
+				at.field("httpCookie").refuse("", "a cookie needs a name", "set name")
+			}
+			at.field("httpCookie").field("ttl").zeroOrMore(cookie.GetTtl())
+		}
+	}
+	s.field("warmupDurationSecs").millisecond(lb.GetWarmupDurationSecs())
+	if w := lb.GetWarmup(); w != nil {
+		s.field("warmup").field("duration").millisecond(w.GetDuration())
+		s.field("warmup").field("minimumPercent").percent(w.GetMinimumPercent().GetValue())
+	}
+	for i, d := range lb.GetLocalityLbSetting().GetDistribute() {
+		total := int64(0)
+		for _, share := range d.GetTo() {
+			total += int64(share)
+		}
+		if total != 100 {
+			s.field("localityLbSetting").item("distribute", i).refuse(total, "the shares do not total 100", "give shares that do")
+		}
+	}
+}
+
+func (s scope) connectionPool(p *networking.ConnectionPoolSettings) {
+	if tcp := p.GetTcp(); tcp != nil {
+		at := s.field("tcp")
+		at.field("maxConnections").notNegative(tcp.GetMaxConnections())
+		at.field("connectTimeout").millisecond(tcp.GetConnectTimeout())
+		at.field("maxConnectionDuration").millisecond(tcp.GetMaxConnectionDuration())
+		at.field("idleTimeout").zeroOrMore(tcp.GetIdleTimeout())
+		at.field("tcpKeepalive").field("time").zeroOrMore(tcp.GetTcpKeepalive().GetTime())
+		at.field("tcpKeepalive").field("interval").zeroOrMore(tcp.GetTcpKeepalive().GetInterval())
+	}
+	if http := p.GetHttp(); http != nil {
+		at := s.field("http")
+		at.field("http1MaxPendingRequests").notNegative(http.GetHttp1MaxPendingRequests())
+		at.field("http2MaxRequests").notNegative(http.GetHttp2MaxRequests())
+		at.field("maxRequestsPerConnection").between(int64(http.GetMaxRequestsPerConnection()), 0, 536870912, "")
+		at.field("maxRetries").notNegative(http.GetMaxRetries())
+		at.field("maxConcurrentStreams").notNegative(http.GetMaxConcurrentStreams())
+		at.field("idleTimeout").zeroOrMore(http.GetIdleTimeout())
+		at.field("http2KeepAlive").field("interval").millisecond(http.GetHttp2KeepAlive().GetInterval())
+		at.field("http2KeepAlive").field("timeout").millisecond(http.GetHttp2KeepAlive().GetTimeout())
+		if http.GetUseClientProtocol() && http.GetH2UpgradePolicy() == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE {
+			at.field("useClientProtocol").refuse(true, "excludes h2UpgradePolicy: UPGRADE", "keep one of the two")
+		}
+	}
+}
+
+func (s scope) outlierDetection(o *networking.OutlierDetection) {
+	if o == nil {
+		return
+	}
+	s.field("interval").millisecond(o.GetInterval())
+	s.field("baseEjectionTime").millisecond(o.GetBaseEjectionTime())
+	s.field("consecutiveErrors").notNegative(o.GetConsecutiveErrors())
+	s.field("maxEjectionPercent").percent(float64(o.GetMaxEjectionPercent()))
+	s.field("minHealthPercent").percent(float64(o.GetMinHealthPercent()))
+	if o.GetConsecutiveLocalOriginFailures().GetValue() > 0 && !o.GetSplitExternalLocalOriginErrors() {
+		s.field("consecutiveLocalOriginFailures").refuse(o.GetConsecutiveLocalOriginFailures().GetValue(),
+			"only counts where local errors are told apart", "set splitExternalLocalOriginErrors: true")
+	}
+}
+
+func (s scope) clientTLS(t *networking.ClientTLSSettings) {
+	if t == nil {
+		return
+	}
+	files := map[string]string{"clientCertificate": t.GetClientCertificate(), "privateKey": t.GetPrivateKey(), "caCertificates": t.GetCaCertificates()}
+	switch t.GetMode() {
+	case networking.ClientTLSSettings_MUTUAL:
+		s.mutualFiles(t)
+	case networking.ClientTLSSettings_ISTIO_MUTUAL:
+		for name, file := range files {
+			if file != "" {
+				s.field(name).refuse(file, "with mode ISTIO_MUTUAL the mesh's own certificates are used", "remove it, or use mode MUTUAL")
+			}
+		}
+	case networking.ClientTLSSettings_DISABLE:
+		for name, file := range files {
+			if file != "" {
+				s.field(name).warn(file, "has no effect with mode DISABLE", "remove it, or set the mode: SIMPLE, MUTUAL or ISTIO_MUTUAL")
+			}
+		}
+	}
+}
+
+func (s scope) mutualFiles(t *networking.ClientTLSSettings) {
+	if t.GetCredentialName() != "" {
+		if t.GetClientCertificate() != "" || t.GetPrivateKey() != "" || t.GetCaCertificates() != "" {
+			s.field("credentialName").refuse(t.GetCredentialName(), "excludes the files of a certificate", "keep either")
+		}
+		return
+	}
+	if t.GetClientCertificate() == "" {
+		s.field("clientCertificate").refuse("", "mode MUTUAL needs a certificate", "name its file")
+	}
+	if t.GetPrivateKey() == "" {
+		s.field("privateKey").refuse("", "mode MUTUAL needs a private key", "name its file")
+	}
+}

@@ -1,0 +1,148 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// gatewayProtocols are those of a Gateway's port.
+var gatewayProtocols = []string{"HTTP", "HTTPS", "GRPC", "GRPC-Web", "HTTP2", "MONGO", "TCP", "TLS", "MYSQL", "REDIS"}
+
+func validateGateway(s scope, gw *networking.Gateway) {
+	if len(gw.GetServers()) == 0 {
+		s.field("servers").refuse("", "a Gateway needs servers", "give it a port and the hosts it takes")
+	}
+	if len(gw.GetSelector()) == 0 {
+		s.field("selector").warn("", "without a selector the Gateway is for every gateway workload", "select the workload by its labels, as in istio: ingressgateway")
+	}
+	s.field("selector").labels(gw.GetSelector())
+	names := map[string]int{}
+	for i, server := range gw.GetServers() {
+		at := s.item("servers", i)
+		at.server(server)
+		name := server.GetPort().GetName()
+		if first, taken := names[name]; taken && name != "" && server.GetPort().GetNumber() != gw.GetServers()[first].GetPort().GetNumber() {
+			at.field("port").field("name").refuse(name, fmt.Sprintf("servers %d and %d have ports of the same name", first, i), "rename one")
+		}
+		if _, taken := names[name]; !taken {
+			names[name] = i
+		}
+	}
+}
+
+func (s scope) server(server *networking.Server) {
+	port := server.GetPort()
+	if port == nil {
+		s.field("port").refuse("", "a server needs a port", "give it number, name and protocol")
+		return
+	}
+	s.field("port").field("number").port(port.GetNumber())
+	if port.GetName() == "" {
+		s.field("port").field("name").refuse("", "the port has no name", "give it one that no other server of the Gateway has")
+	}
+	s.field("port").protocol(port.GetProtocol(), gatewayProtocols)
+	if len(server.GetHosts()) == 0 {
+		s.field("hosts").refuse("", "a server needs hosts", "list them, or \"*\" for all")
+	}
+	for i, host := range server.GetHosts() {
+		s.item("hosts", i).gatewayHost(host)
+	}
+	if bind := server.GetBind(); bind != "" && !isIP(bind) && !strings.HasPrefix(bind, "unix://") {
+		s.field("bind").refuse(bind, "not an address to listen on", "give an IP address")
+	}
+	s.serverTLSMatchesPort(server)
+	s.field("tls").serverTLS(server.GetTls())
+}
+
+// protocol checks the protocol of a port; s is the port.
+func (s scope) protocol(protocol string, allowed []string) {
+	if protocol == "" {
+		s.field("protocol").refuse("", "the port does not say what it speaks", "one of: "+list(allowed))
+		return
+	}
+	for _, known := range allowed {
+		if strings.EqualFold(known, protocol) {
+			return
+		}
+	}
+	s.field("protocol").refuse(protocol, "unknown protocol", didYouMean(protocol, allowed))
+}
+
+func (s scope) gatewayHost(host string) {
+	namespace, name, ok := strings.Cut(host, "/")
+	if !ok {
+		s.wildcardHost(host)
+		return
+	}
+	if namespace != "*" && namespace != "." && !dnsLabel.MatchString(namespace) {
+		s.refuse(host, "not a namespace before the slash", "use a namespace's name, \".\" for this one, or \"*\" for all")
+	}
+	s.wildcardHost(name)
+}
+
+func (s scope) serverTLSMatchesPort(server *networking.Server) {
+	protocol := strings.ToUpper(server.GetPort().GetProtocol())
+	terminates := protocol == "HTTPS" || protocol == "TLS"
+	tls := server.GetTls()
+	switch {
+	case terminates && tls == nil:
+		s.field("tls").refuse("", "a server of protocol "+protocol+" needs tls", "give it a mode, and a certificate: serverCertificate and privateKey")
+	case !terminates && tls != nil && !tls.GetHttpsRedirect() && hasCertificate(tls):
+		s.field("tls").refuse("", "tls on a server of protocol "+protocol, "set the port's protocol to HTTPS or TLS")
+	case tls.GetHttpsRedirect() && protocol != "HTTP":
+		s.field("tls").field("httpsRedirect").refuse(true, "only plain HTTP can be redirected to HTTPS", "put it on the server of protocol HTTP")
+	}
+}
+
+func hasCertificate(t *networking.ServerTLSSettings) bool {
+	return t.GetServerCertificate() != "" || t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 || len(t.GetTlsCertificates()) > 0
+}
+
+func (s scope) serverTLS(t *networking.ServerTLSSettings) {
+	if t == nil || t.GetHttpsRedirect() {
+		return
+	}
+	switch t.GetMode() {
+	case networking.ServerTLSSettings_SIMPLE, networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
+		s.serverFiles(t)
+	case networking.ServerTLSSettings_ISTIO_MUTUAL:
+		if hasCertificate(t) {
+			s.refuse("", "with mode ISTIO_MUTUAL the mesh's own certificates are used", "remove the certificate, or use mode MUTUAL")
+		}
+	case networking.ServerTLSSettings_PASSTHROUGH, networking.ServerTLSSettings_AUTO_PASSTHROUGH:
+		if hasCertificate(t) {
+			s.warn("", "a certificate has no effect with mode "+t.GetMode().String(), "remove it, or use mode SIMPLE")
+		}
+	}
+	if low, high := t.GetMinProtocolVersion(), t.GetMaxProtocolVersion(); high != 0 && low > high {
+		s.field("minProtocolVersion").refuse(low, "above maxProtocolVersion", "swap them")
+	}
+}
+
+func (s scope) serverFiles(t *networking.ServerTLSSettings) {
+	mode := t.GetMode().String()
+	if t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 {
+		if t.GetServerCertificate() != "" || t.GetPrivateKey() != "" {
+			s.field("credentialName").refuse(t.GetCredentialName(), "excludes the files of a certificate", "keep either")
+		}
+		return
+	}
+	if len(t.GetTlsCertificates()) == 0 {
+		if t.GetServerCertificate() == "" {
+			s.field("serverCertificate").refuse("", "mode "+mode+" needs a certificate", "name its file, and that of its privateKey")
+		}
+		if t.GetPrivateKey() == "" {
+			s.field("privateKey").refuse("", "mode "+mode+" needs a private key", "name its file")
+		}
+	}
+	for i, c := range t.GetTlsCertificates() {
+		if c.GetServerCertificate() == "" || c.GetPrivateKey() == "" {
+			s.item("tlsCertificates", i).refuse("", "a certificate needs two files", "set serverCertificate and privateKey")
+		}
+	}
+	if t.GetMode() == networking.ServerTLSSettings_MUTUAL && t.GetCaCertificates() == "" {
+		s.field("caCertificates").refuse("", "mode MUTUAL needs the certificates of those who sign the clients'", "name their file")
+	}
+}

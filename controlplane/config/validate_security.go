@@ -1,0 +1,249 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	security "istio.io/api/security/v1beta1"
+	typev1beta1 "istio.io/api/type/v1beta1"
+)
+
+func validatePeerAuthentication(s scope, pa *security.PeerAuthentication) {
+	s.field("selector").selector(pa.GetSelector())
+	ports := pa.GetPortLevelMtls()
+	if len(ports) > 0 && len(pa.GetSelector().GetMatchLabels()) == 0 {
+		s.field("portLevelMtls").refuse("", "ports can only be told apart for selected workloads", "add a selector, or remove it")
+	}
+	for _, port := range slices.Sorted(maps.Keys(ports)) {
+		s.field("portLevelMtls").key(fmt.Sprint(port)).port(port)
+	}
+}
+
+func (s scope) selector(selector *typev1beta1.WorkloadSelector) {
+	s.field("matchLabels").labels(selector.GetMatchLabels())
+	for key, value := range selector.GetMatchLabels() {
+		if strings.Contains(value, "*") || strings.Contains(key, "*") {
+			s.field("matchLabels").key(key).refuse(value, "a selector takes no wildcards", "give the label's value")
+		}
+	}
+}
+
+func validateAuthorizationPolicy(s scope, p *security.AuthorizationPolicy) {
+	s.field("selector").selector(p.GetSelector())
+	s.policyAction(p)
+	if p.GetSelector() != nil && (p.GetTargetRef() != nil || len(p.GetTargetRefs()) > 0) {
+		s.field("selector").refuse("", "excludes targetRefs", "keep either")
+	}
+	for i, rule := range p.GetRules() {
+		s.item("rules", i).rule(rule)
+	}
+}
+
+func (s scope) policyAction(p *security.AuthorizationPolicy) {
+	rules := len(p.GetRules())
+	switch p.GetAction() {
+	case security.AuthorizationPolicy_ALLOW:
+		// "spec: {}" is the known way to write "nobody may do anything": its author needs no telling.
+		if rules == 0 && proto.Size(p) > 0 {
+			s.d.report(Info, s.d.origin, "spec.rules", "", "a policy that allows and has no rules denies every request", "add a rule, or an empty one to allow all: \"rules: [{}]\"")
+		}
+	case security.AuthorizationPolicy_DENY:
+		if rules == 0 {
+			s.field("rules").refuse("", "a policy that denies and has no rules denies nothing", "add a rule, or an empty one to deny all: \"rules: [{}]\"")
+		}
+	case security.AuthorizationPolicy_CUSTOM:
+		if p.GetProvider().GetName() == "" {
+			s.field("provider").refuse("", "action CUSTOM needs the provider to ask", "set provider.name")
+		}
+	}
+	if p.GetProvider() != nil && p.GetAction() != security.AuthorizationPolicy_CUSTOM {
+		s.field("provider").refuse(p.GetProvider().GetName(), "only action CUSTOM asks a provider", "remove it, or set action: CUSTOM")
+	}
+}
+
+func (s scope) rule(rule *security.Rule) {
+	if given(s, "from") && len(rule.GetFrom()) == 0 {
+		s.field("from").refuse("", "an empty list matches nothing", "remove it to match all callers")
+	}
+	if given(s, "to") && len(rule.GetTo()) == 0 {
+		s.field("to").refuse("", "an empty list matches nothing", "remove it to match all operations")
+	}
+	for i, from := range rule.GetFrom() {
+		if from.GetSource() == nil {
+			s.item("from", i).refuse("", "no source", "say who: source with principals or namespaces")
+			continue
+		}
+		s.item("from", i).field("source").source(from.GetSource())
+	}
+	for i, to := range rule.GetTo() {
+		if to.GetOperation() == nil {
+			s.item("to", i).refuse("", "no operation", "say what: operation with methods or paths")
+			continue
+		}
+		s.item("to", i).field("operation").operation(to.GetOperation())
+	}
+	for i, when := range rule.GetWhen() {
+		s.item("when", i).condition(when)
+	}
+}
+
+// given says whether the document has the field, be it empty.
+func given(s scope, name string) bool { return s.d.places[s.path+"."+name].Line != 0 }
+
+func (s scope) source(source *security.Source) {
+	lists := map[string][]string{
+		"principals": source.GetPrincipals(), "notPrincipals": source.GetNotPrincipals(),
+		"requestPrincipals": source.GetRequestPrincipals(), "notRequestPrincipals": source.GetNotRequestPrincipals(),
+		"namespaces": source.GetNamespaces(), "notNamespaces": source.GetNotNamespaces(),
+		"serviceAccounts": source.GetServiceAccounts(), "notServiceAccounts": source.GetNotServiceAccounts(),
+		"ipBlocks": source.GetIpBlocks(), "notIpBlocks": source.GetNotIpBlocks(),
+		"remoteIpBlocks": source.GetRemoteIpBlocks(), "notRemoteIpBlocks": source.GetNotRemoteIpBlocks(),
+		"trustDomains": source.GetTrustDomains(), "notTrustDomains": source.GetNotTrustDomains(),
+	}
+	s.values(lists)
+	for _, name := range []string{"ipBlocks", "notIpBlocks", "remoteIpBlocks", "notRemoteIpBlocks"} {
+		s.field(name).cidrs(lists[name])
+	}
+	for _, name := range []string{"principals", "notPrincipals"} {
+		for i, principal := range lists[name] {
+			if rest, ok := strings.CutPrefix(principal, "spiffe://"); ok {
+				s.item(name, i).refuse(principal, "a principal is written without its scheme", fmt.Sprintf("write %q", rest))
+			}
+		}
+	}
+	if len(lists["serviceAccounts"])+len(lists["notServiceAccounts"]) > 0 &&
+		len(lists["principals"])+len(lists["notPrincipals"])+len(lists["namespaces"])+len(lists["notNamespaces"]) > 0 {
+		s.field("serviceAccounts").refuse("", "excludes principals and namespaces", "use either")
+	}
+}
+
+func (s scope) operation(op *security.Operation) {
+	lists := map[string][]string{
+		"hosts": op.GetHosts(), "notHosts": op.GetNotHosts(), "ports": op.GetPorts(), "notPorts": op.GetNotPorts(),
+		"methods": op.GetMethods(), "notMethods": op.GetNotMethods(), "paths": op.GetPaths(), "notPaths": op.GetNotPaths(),
+	}
+	s.values(lists)
+	for _, name := range []string{"ports", "notPorts"} {
+		for i, port := range lists[name] {
+			if !isPort(port) {
+				s.item(name, i).refuse(port, "not a port number", "give one between 1 and 65535, in quotes")
+			}
+		}
+	}
+	for _, name := range []string{"methods", "notMethods"} {
+		for i, method := range lists[name] {
+			if method != strings.ToUpper(method) {
+				s.item(name, i).warn(method, "methods are compared as written, and HTTP's are in capitals: it will match none", "write "+strings.ToUpper(method))
+			}
+		}
+	}
+	for _, name := range []string{"paths", "notPaths"} {
+		for i, p := range lists[name] {
+			s.item(name, i).policyPath(p)
+		}
+	}
+}
+
+func isPort(text string) bool {
+	for _, r := range text {
+		if r < '0' || r > '9' {
+			return false
+		}
+	}
+	return len(text) > 0 && len(text) <= 5 && text[0] != '0' && (len(text) < 5 || text <= "65535")
+}
+
+// policyPath checks a path, which may have one wildcard at one end, or {*} and {**} for whole parts.
+func (s scope) policyPath(p string) {
+	if strings.ContainsAny(p, "{}") {
+		for part := range strings.SplitSeq(p, "/") {
+			if strings.ContainsAny(part, "{}*") && part != "{*}" && part != "{**}" {
+				s.refuse(p, "not a template of a path", "a part is {*}, {**}, or text without either")
+				return
+			}
+		}
+		return
+	}
+	if strings.ContainsAny(p, "?#") {
+		s.warn(p, "paths are compared without query and fragment: it will match none", "leave out what follows the ? or #")
+	}
+}
+
+// values checks what all lists of a rule have in common. An empty list would be a condition that no request meets or
+// none at all, depending on the reader: neither is safe to guess.
+func (s scope) values(lists map[string][]string) {
+	said := false
+	for _, name := range slices.Sorted(maps.Keys(lists)) {
+		if given(s, name) && len(lists[name]) == 0 {
+			s.field(name).refuse("", "an empty list", "remove it, or give it values")
+		}
+		for i, value := range lists[name] {
+			said = true
+			if value == "" {
+				s.item(name, i).refuse("", "an empty value", "remove it")
+			} else if strings.Contains(strings.Trim(value, "*"), "*") && !strings.Contains(value, "{") || strings.HasPrefix(value, "*") && strings.HasSuffix(value, "*") && len(value) > 1 {
+				s.item(name, i).refuse(value, "a wildcard only stands for the beginning or the end, or alone", "as in \"/api/*\", \"*/health\" or \"*\"")
+			}
+		}
+	}
+	if !said {
+		s.refuse("", "says nothing, and would match everything", "remove it, or fill it")
+	}
+}
+
+// conditionKeys are the attributes that a condition can be on; those with a bracket go on with a name and a bracket.
+var conditionKeys = []string{
+	"request.headers[", "source.ip", "remote.ip", "source.namespace", "source.principal", "source.serviceAccount", "request.auth.principal",
+	"request.auth.audiences", "request.auth.presenter", "request.auth.claims[", "destination.ip", "destination.port",
+	"connection.sni", "experimental.envoy.filters.",
+}
+
+func (s scope) condition(c *security.Condition) {
+	known := slices.ContainsFunc(conditionKeys, func(key string) bool {
+		if strings.HasSuffix(key, "[") {
+			return strings.HasPrefix(c.GetKey(), key) && strings.HasSuffix(c.GetKey(), "]") && len(c.GetKey()) > len(key)+1
+		}
+		return c.GetKey() == key || strings.HasSuffix(key, ".") && strings.HasPrefix(c.GetKey(), key)
+	})
+	if !known {
+		s.field("key").refuse(c.GetKey(), "unknown attribute", conditionRemedy(c.GetKey()))
+		return
+	}
+	if len(c.GetValues())+len(c.GetNotValues()) == 0 {
+		s.refuse("", "a condition without values", "give it values or notValues")
+	}
+	switch c.GetKey() {
+	case "source.ip", "remote.ip", "destination.ip":
+		s.field("values").cidrs(c.GetValues())
+		s.field("notValues").cidrs(c.GetNotValues())
+	case "destination.port":
+		for name, ports := range map[string][]string{"values": c.GetValues(), "notValues": c.GetNotValues()} {
+			for i, port := range ports {
+				if !isPort(port) {
+					s.item(name, i).refuse(port, "not a port number", "give one between 1 and 65535, in quotes")
+				}
+			}
+		}
+	}
+}
+
+func conditionRemedy(key string) string {
+	before, rest, ok := strings.Cut(key, "[")
+	var names []string
+	for _, k := range conditionKeys {
+		names = append(names, strings.TrimRight(k, "[."))
+	}
+	match := nearest(before, names)
+	if match == "" {
+		return "one of: " + list(names)
+	}
+	if ok {
+		match += "[" + rest
+	} else if contains(conditionKeys, match+"[") {
+		match += "[name]"
+	}
+	return fmt.Sprintf("did you mean %s?", match)
+}

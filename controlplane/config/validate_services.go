@@ -1,0 +1,193 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+var entryProtocols = []string{"HTTP", "HTTPS", "GRPC", "GRPC-Web", "HTTP2", "MONGO", "TCP", "TLS", "MYSQL", "REDIS", "UDP"}
+
+func validateServiceEntry(s scope, se *networking.ServiceEntry) {
+	if len(se.GetHosts()) == 0 {
+		s.field("hosts").refuse("", "a ServiceEntry needs hosts", "list the names that callers use")
+	}
+	for i, host := range se.GetHosts() {
+		s.item("hosts", i).wildcardHost(host)
+		if host == "*" {
+			s.item("hosts", i).refuse(host, "all hosts cannot be one service", "name it, or a part of a domain as in *.example.com")
+		}
+	}
+	s.field("addresses").cidrs(se.GetAddresses())
+	s.entryPorts(se)
+	s.entryEndpoints(se)
+	s.resolution(se)
+	s.field("workloadSelector").field("labels").labels(se.GetWorkloadSelector().GetLabels())
+	s.field("exportTo").exportTo(se.GetExportTo())
+}
+
+func (s scope) entryPorts(se *networking.ServiceEntry) {
+	if len(se.GetPorts()) == 0 {
+		s.field("ports").refuse("", "a ServiceEntry needs ports", "list the ports that callers use")
+	}
+	names, numbers := map[string]int{}, map[uint32]int{}
+	for i, p := range se.GetPorts() {
+		at := s.item("ports", i)
+		at.field("number").port(p.GetNumber())
+		if p.GetTargetPort() != 0 {
+			at.field("targetPort").port(p.GetTargetPort())
+		}
+		if p.GetName() == "" {
+			at.refuse("", "a port needs a name", "set name")
+		} else if first, taken := names[p.GetName()]; taken {
+			at.field("name").refuse(p.GetName(), fmt.Sprintf("ports %d and %d have the same name", first, i), "rename one")
+		}
+		if first, taken := numbers[p.GetNumber()]; taken {
+			at.field("number").refuse(p.GetNumber(), fmt.Sprintf("ports %d and %d have the same number", first, i), "remove one")
+		}
+		if p.GetProtocol() != "" {
+			at.protocol(p.GetProtocol(), entryProtocols)
+		}
+		names[p.GetName()], numbers[p.GetNumber()] = i, i
+	}
+}
+
+func (s scope) entryEndpoints(se *networking.ServiceEntry) {
+	if len(se.GetEndpoints()) > 0 && se.GetWorkloadSelector() != nil {
+		s.field("workloadSelector").refuse("", "excludes endpoints that are listed", "keep either")
+	}
+	var ports []string
+	for _, p := range se.GetPorts() {
+		ports = append(ports, p.GetName())
+	}
+	for i, we := range se.GetEndpoints() {
+		at := s.item("endpoints", i)
+		at.workloadEntry(we)
+		for _, name := range slices.Sorted(maps.Keys(we.GetPorts())) {
+			if !contains(ports, name) {
+				at.field("ports").key(name).refuse(name, "the ServiceEntry has no port of this name", didYouMean(name, ports))
+			}
+		}
+	}
+}
+
+// resolution checks that the way to find the addresses goes with what is listed.
+func (s scope) resolution(se *networking.ServiceEntry) {
+	resolution := se.GetResolution()
+	listed := len(se.GetEndpoints()) > 0
+	switch resolution {
+	case networking.ServiceEntry_NONE:
+		if listed {
+			s.field("endpoints").refuse("", "without resolution endpoints are not used", "set resolution: STATIC for addresses, DNS for names")
+		}
+	case networking.ServiceEntry_STATIC:
+		if !listed && se.GetWorkloadSelector() == nil {
+			s.field("endpoints").warn("", "resolution STATIC without endpoints or a workloadSelector: nothing answers", "list the endpoints, or set resolution: DNS")
+		}
+		for i, we := range se.GetEndpoints() {
+			if address := we.GetAddress(); !isIP(address) && !strings.HasPrefix(address, "unix://") {
+				s.item("endpoints", i).field("address").refuse(address, "not an IP address, which resolution STATIC needs", "give one, or set resolution: DNS")
+			}
+		}
+	case networking.ServiceEntry_DNS, networking.ServiceEntry_DNS_ROUND_ROBIN:
+		s.resolvable(se)
+	case networking.ServiceEntry_DYNAMIC_DNS:
+		s.field("resolution").warn(resolution, "is not supported in this version: callers reach what they resolve themselves", "name each host, and set resolution: DNS")
+	}
+	if resolution == networking.ServiceEntry_DNS_ROUND_ROBIN && len(se.GetEndpoints()) > 1 {
+		s.field("endpoints").refuse("", "resolution DNS_ROUND_ROBIN takes one endpoint", "keep one, or set resolution: DNS")
+	}
+}
+
+func (s scope) resolvable(se *networking.ServiceEntry) {
+	for i, we := range se.GetEndpoints() {
+		if strings.HasPrefix(we.GetAddress(), "unix://") {
+			s.item("endpoints", i).field("address").refuse(we.GetAddress(), "a socket has no name to resolve", "set resolution: STATIC")
+		}
+	}
+	if len(se.GetEndpoints()) > 0 || se.GetWorkloadSelector() != nil {
+		return
+	}
+	for i, host := range se.GetHosts() {
+		if strings.HasPrefix(host, "*") {
+			s.item("hosts", i).refuse(host, "a wildcard cannot be resolved", "list endpoints, or set resolution: NONE")
+		}
+	}
+}
+
+func validateWorkloadEntry(s scope, we *networking.WorkloadEntry) { s.workloadEntry(we) }
+
+func (s scope) workloadEntry(we *networking.WorkloadEntry) {
+	address := s.field("address")
+	switch a := we.GetAddress(); {
+	case a == "" && we.GetNetwork() == "":
+		address.refuse("", "no address", "give the workload's IP address")
+	case strings.HasPrefix(a, "unix://"):
+		if file := strings.TrimPrefix(a, "unix://"); !path.IsAbs(file) && !strings.HasPrefix(file, "@") {
+			address.refuse(a, "not the path of a socket", "as in unix:///run/app.sock")
+		}
+		if len(we.GetPorts()) > 0 {
+			s.field("ports").refuse("", "a socket has no ports", "remove them")
+		}
+	case a != "" && !isIP(a):
+		address.host(a)
+	}
+	for name, number := range we.GetPorts() {
+		s.field("ports").key(name).port(number)
+		if !dnsLabel.MatchString(strings.ToLower(name)) {
+			s.field("ports").key(name).refuse(name, "not a port's name", "use lower-case letters, digits and '-'")
+		}
+	}
+	s.field("labels").labels(we.GetLabels())
+	if a := we.GetServiceAccount(); a != "" && !dnsSubdomain.MatchString(a) {
+		s.field("serviceAccount").refuse(a, "not the name of a service account", "give its name without a namespace")
+	}
+	if strings.Count(we.GetLocality(), "/") > 2 {
+		s.field("locality").refuse(we.GetLocality(), "more than three parts", "write region/zone/subzone")
+	}
+}
+
+func validateSidecar(s scope, sc *networking.Sidecar) {
+	s.field("workloadSelector").field("labels").labels(sc.GetWorkloadSelector().GetLabels())
+	if len(sc.GetEgress()) == 0 && len(sc.GetIngress()) == 0 && sc.GetOutboundTrafficPolicy() == nil && sc.GetInboundConnectionPool() == nil {
+		s.warn("", "the Sidecar says nothing", "list what its workloads call: egress with hosts")
+	}
+	for i, listener := range sc.GetEgress() {
+		at := s.item("egress", i)
+		if len(listener.GetHosts()) == 0 {
+			at.field("hosts").refuse("", "no hosts", "list those that the workloads call, as in \"./*\"; \"~/*\" is none")
+		}
+		for j, host := range listener.GetHosts() {
+			at.item("hosts", j).egressHost(host)
+		}
+		if listener.GetPort() != nil {
+			at.field("port").field("number").port(listener.GetPort().GetNumber())
+		}
+	}
+	for i, listener := range sc.GetIngress() {
+		if listener.GetPort() == nil {
+			s.item("ingress", i).field("port").refuse("", "no port", "give the port to listen on")
+		} else {
+			s.item("ingress", i).field("port").field("number").port(listener.GetPort().GetNumber())
+		}
+	}
+}
+
+func (s scope) egressHost(host string) {
+	namespace, name, ok := strings.Cut(host, "/")
+	switch {
+	case !ok:
+		s.refuse(host, "no namespace", fmt.Sprintf("write namespace/host, as in %q for this namespace or %q for all", "./"+host, "*/"+host))
+	case namespace != "*" && namespace != "." && namespace != "~" && !dnsLabel.MatchString(namespace):
+		s.refuse(host, "not a namespace before the slash", "use a namespace's name, \".\" for this one, \"*\" for all, or \"~\" for none")
+	default:
+		s.wildcardHost(name)
+		if name != "*" && !strings.Contains(name, ".") {
+			s.warn(host, "a bare name is no service's full name, and matches none", fmt.Sprintf("write %q", namespace+"/"+name+".<namespace>.svc.cluster.local"))
+		}
+	}
+}

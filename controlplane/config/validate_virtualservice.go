@@ -1,0 +1,264 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+func validateVirtualService(s scope, vs *networking.VirtualService) {
+	if len(vs.GetHosts()) == 0 {
+		s.field("hosts").refuse("", "a VirtualService needs hosts", "list the names that callers use")
+	}
+	for i, host := range vs.GetHosts() {
+		s.item("hosts", i).wildcardHost(host)
+		if host == "*" && len(vs.GetGateways()) == 0 {
+			s.item("hosts", i).refuse(host, "routes for all hosts are only possible at a gateway", "name the hosts, or the gateways it is for")
+		}
+	}
+	for i, gateway := range vs.GetGateways() {
+		s.item("gateways", i).gatewayName(gateway)
+	}
+	if len(vs.GetHttp())+len(vs.GetTcp())+len(vs.GetTls()) == 0 {
+		s.refuse("", "a VirtualService needs routes", "give it http, tls or tcp")
+	}
+	for i, r := range vs.GetHttp() {
+		s.item("http", i).httpRoute(r)
+	}
+	for i, r := range vs.GetTls() {
+		s.item("tls", i).tlsRoute(r)
+	}
+	for i, r := range vs.GetTcp() {
+		s.item("tcp", i).tcpRoute(r)
+	}
+	unreachable(s, vs.GetHttp())
+	s.field("exportTo").exportTo(vs.GetExportTo())
+}
+
+func (s scope) gatewayName(name string) {
+	namespace, rest, ok := strings.Cut(name, "/")
+	if ok && (!dnsLabel.MatchString(namespace) || !dnsSubdomain.MatchString(rest)) || !ok && !dnsSubdomain.MatchString(name) {
+		s.refuse(name, "not a gateway's name", "write name or namespace/name, or mesh for all sidecars")
+	}
+}
+
+// unreachable warns of routes behind one that takes everything.
+func unreachable(s scope, routes []*networking.HTTPRoute) {
+	for i, r := range routes {
+		if i < len(routes)-1 && takesAll(r) {
+			s.item("http", i+1).warn("", fmt.Sprintf("never reached: route %d before it takes every request", i), "move the route without match to the end")
+			return
+		}
+	}
+}
+
+func takesAll(r *networking.HTTPRoute) bool {
+	if len(r.GetMatch()) == 0 {
+		return true
+	}
+	for _, m := range r.GetMatch() {
+		if m.GetUri() != nil && m.GetUri().GetPrefix() != "/" || m.GetScheme() != nil || m.GetMethod() != nil || m.GetAuthority() != nil ||
+			len(m.GetHeaders())+len(m.GetWithoutHeaders())+len(m.GetQueryParams())+len(m.GetSourceLabels())+len(m.GetGateways()) > 0 ||
+			m.GetPort() != 0 || m.GetSourceNamespace() != "" {
+			continue
+		}
+		return true
+	}
+	return false
+}
+
+func (s scope) httpRoute(r *networking.HTTPRoute) {
+	s.httpAction(r)
+	for i, m := range r.GetMatch() {
+		s.item("match", i).httpMatch(m)
+	}
+	s.httpDestinations(r.GetRoute())
+	s.field("timeout").zeroOrMore(r.GetTimeout())
+	s.field("retries").retries(r.GetRetries())
+	s.field("fault").fault(r.GetFault())
+	s.mirrors(r)
+	s.field("headers").headers(r.GetHeaders())
+	if r.GetRewrite() != nil {
+		s.field("rewrite").rewrite(r.GetRewrite())
+	}
+	if r.GetRedirect() != nil {
+		s.field("redirect").redirect(r.GetRedirect())
+	}
+	if r.GetDirectResponse() != nil {
+		s.field("directResponse").directResponse(r.GetDirectResponse())
+	}
+	for i, o := range r.GetCorsPolicy().GetAllowOrigins() {
+		s.field("corsPolicy").item("allowOrigins", i).stringMatch(o)
+	}
+}
+
+// httpAction checks that a route does one thing.
+func (s scope) httpAction(r *networking.HTTPRoute) {
+	var actions []string
+	for name, has := range map[string]bool{
+		"route": len(r.GetRoute()) > 0, "redirect": r.GetRedirect() != nil,
+		"directResponse": r.GetDirectResponse() != nil, "delegate": r.GetDelegate() != nil,
+	} {
+		if has {
+			actions = append(actions, name)
+		}
+	}
+	switch {
+	case len(actions) == 0:
+		s.refuse("", "the route does nothing with a request", "give it route, redirect or directResponse")
+	case len(actions) > 1:
+		s.refuse("", "only one is possible of "+list(actions), "keep one")
+	case r.GetRewrite() != nil && (r.GetRedirect() != nil || r.GetDirectResponse() != nil):
+		s.field("rewrite").refuse("", "a rewrite needs a route to send the request on by", "remove it; a redirect has fields of its own for uri and authority")
+	}
+}
+
+func (s scope) httpMatch(m *networking.HTTPMatchRequest) {
+	s.field("uri").stringMatch(m.GetUri())
+	s.field("scheme").stringMatch(m.GetScheme())
+	s.field("method").stringMatch(m.GetMethod())
+	s.field("authority").stringMatch(m.GetAuthority())
+	s.field("headers").headerMatches(m.GetHeaders())
+	s.field("withoutHeaders").headerMatches(m.GetWithoutHeaders())
+	for name, match := range m.GetQueryParams() {
+		s.field("queryParams").key(name).stringMatch(match)
+	}
+	if m.GetPort() != 0 {
+		s.field("port").port(m.GetPort())
+	}
+	s.field("sourceLabels").labels(m.GetSourceLabels())
+	for i, gateway := range m.GetGateways() {
+		s.item("gateways", i).gatewayName(gateway)
+	}
+	if m.GetIgnoreUriCase() && m.GetUri().GetRegex() != "" {
+		s.field("ignoreUriCase").warn("true", "has no effect on a regular expression", "begin the expression with (?i)")
+	}
+}
+
+func (s scope) headerMatches(matches map[string]*networking.StringMatch) {
+	for name, match := range matches {
+		at := s.key(name)
+		at.headerName(name)
+		switch pseudo := strings.ToLower(name); pseudo {
+		case ":path", ":method", ":authority", ":scheme":
+			at.warn(name, "cannot be matched as a header", "use uri, method, authority or scheme")
+		}
+		at.stringMatch(match)
+	}
+}
+
+func (s scope) stringMatch(m *networking.StringMatch) {
+	if m.GetMatchType() == nil {
+		return
+	}
+	switch t := m.GetMatchType().(type) {
+	case *networking.StringMatch_Regex:
+		if t.Regex == "" {
+			s.field("regex").refuse("", "an empty expression", "use exact or prefix, or leave the match out")
+		}
+		s.field("regex").regex(t.Regex)
+	case *networking.StringMatch_Prefix:
+		if t.Prefix == "" {
+			s.field("prefix").refuse("", "an empty prefix", "leave the match out to take everything")
+		}
+	}
+}
+
+var headerToken = regexp.MustCompile("^:?[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+
+func (s scope) headerName(name string) {
+	if !headerToken.MatchString(name) {
+		s.refuse(name, "not the name of a header", "use letters, digits and '-'")
+	}
+}
+
+func (s scope) httpDestinations(routes []*networking.HTTPRouteDestination) {
+	var weights []int32
+	for i, r := range routes {
+		at := s.item("route", i)
+		at.field("destination").destination(r.GetDestination())
+		at.field("headers").headers(r.GetHeaders())
+		weights = append(weights, r.GetWeight())
+	}
+	s.weights(weights)
+}
+
+// weights checks the shares of several destinations.
+func (s scope) weights(weights []int32) {
+	total := int64(0)
+	for i, weight := range weights {
+		if weight < 0 {
+			s.item("route", i).field("weight").refuse(weight, "must not be negative", "give 0 or more")
+		}
+		total += int64(weight)
+	}
+	switch {
+	case len(weights) > 1 && total == 0:
+		s.field("route").refuse("", "none of the destinations has a weight", "give them weights, as in 90 and 10")
+	case total > 1<<31:
+		s.field("route").refuse(total, "the weights are too large together", "use weights that total 100")
+	case len(weights) == 1 && s.d.places[s.item("route", 0).field("weight").path].Line != 0 && total == 0:
+		s.item("route", 0).field("weight").warn(0, "the only destination gets all requests whatever its weight", "remove it")
+	}
+}
+
+func (s scope) destination(d *networking.Destination) {
+	if d == nil {
+		s.refuse("", "no destination", "name the host to send to")
+		return
+	}
+	s.field("host").host(d.GetHost())
+	if d.GetPort() != nil {
+		s.field("port").field("number").port(d.GetPort().GetNumber())
+	}
+	if d.GetSubset() != "" && !subsetName.MatchString(d.GetSubset()) {
+		s.field("subset").refuse(d.GetSubset(), "not the name of a subset", "use letters, digits, '-', '_' and '.'")
+	}
+}
+
+func (s scope) tlsRoute(r *networking.TLSRoute) {
+	if len(r.GetMatch()) == 0 {
+		s.field("match").refuse("", "a TLS route needs a match with sniHosts", "list the server names it is for")
+	}
+	for i, m := range r.GetMatch() {
+		at := s.item("match", i)
+		if len(m.GetSniHosts()) == 0 {
+			at.field("sniHosts").refuse("", "no server names", "list those that the route is for")
+		}
+		for j, host := range m.GetSniHosts() {
+			at.item("sniHosts", j).wildcardHost(host)
+		}
+		if m.GetPort() != 0 {
+			at.field("port").port(m.GetPort())
+		}
+		at.field("destinationSubnets").cidrs(m.GetDestinationSubnets())
+		at.field("sourceLabels").labels(m.GetSourceLabels())
+	}
+	s.layer4(r.GetRoute())
+}
+
+func (s scope) tcpRoute(r *networking.TCPRoute) {
+	for i, m := range r.GetMatch() {
+		at := s.item("match", i)
+		if m.GetPort() != 0 {
+			at.field("port").port(m.GetPort())
+		}
+		at.field("destinationSubnets").cidrs(m.GetDestinationSubnets())
+		at.field("sourceLabels").labels(m.GetSourceLabels())
+	}
+	s.layer4(r.GetRoute())
+}
+
+func (s scope) layer4(routes []*networking.RouteDestination) {
+	if len(routes) == 0 {
+		s.field("route").refuse("", "the route leads nowhere", "give it a destination")
+	}
+	var weights []int32
+	for i, r := range routes {
+		s.item("route", i).field("destination").destination(r.GetDestination())
+		weights = append(weights, r.GetWeight())
+	}
+	s.weights(weights)
+}

@@ -1,0 +1,43 @@
+package config
+
+import "google.golang.org/protobuf/reflect/protoreflect"
+
+// note says more of a field that has no effect here.
+type note struct {
+	why    string
+	remedy string
+	// unsafe fields are refused: without their effect a door would stand open that the author believes shut.
+	unsafe bool
+}
+
+const noSubstitute = "remove it, or keep it for a mesh that supports it"
+
+// withoutEffect are the fields of Istio's API that are read and have no effect in this version. A document with one is in
+// force, and its author is told at the field. What depends on a field's value or on other documents is told by whoever
+// gives the document its effect.
+var withoutEffect = map[protoreflect.FullName]note{
+	"istio.networking.v1alpha3.HTTPRetry.retry_remote_localities":          {remedy: noSubstitute},
+	"istio.networking.v1alpha3.HTTPFaultInjection.Delay.exponential_delay": {remedy: "use fixedDelay"},
+	"istio.networking.v1alpha3.L4MatchAttributes.destination_subnets":      {why: ": a match with it takes no connection", remedy: "match by port"},
+	"istio.networking.v1alpha3.L4MatchAttributes.source_subnet":            {why: ": a match with it takes no connection", remedy: "match by sourceLabels or sourceNamespace"},
+	"istio.networking.v1alpha3.TLSMatchAttributes.destination_subnets":     {why: ": a match with it takes no connection", remedy: "match by sniHosts or port"},
+
+	"istio.networking.v1alpha3.LoadBalancerSettings.locality_lb_setting":            {why: ": localities are not told apart", remedy: noSubstitute},
+	"istio.networking.v1alpha3.LoadBalancerSettings.zone_aware_lb_setting":          {why: ": localities are not told apart", remedy: noSubstitute},
+	"istio.networking.v1alpha3.TrafficPolicy.tunnel":                                {why: ": connections go straight to their destination", remedy: noSubstitute},
+	"istio.networking.v1alpha3.TrafficPolicy.proxy_protocol":                        {why: ": no PROXY header is sent", remedy: noSubstitute},
+	"istio.networking.v1alpha3.TrafficPolicy.retry_budget":                          {remedy: "bound retries by connectionPool.http.maxRetries"},
+	"istio.networking.v1alpha3.OutlierDetection.consecutive_errors":                 {remedy: "use consecutive5xxErrors"},
+	"istio.networking.v1alpha3.OutlierDetection.outlier_detection_http_error_codes": {remedy: "use consecutive5xxErrors or consecutiveGatewayErrors"},
+	"istio.networking.v1alpha3.ClientTLSSettings.ca_crl":                            {why: ": a certificate that was revoked would be trusted", remedy: "remove it, and the revoked certificate's issuer from caCertificates", unsafe: true},
+	"istio.networking.v1alpha3.ServerTLSSettings.ca_crl":                            {why: ": a certificate that was revoked would be trusted", remedy: "remove it, and the revoked certificate's issuer from caCertificates", unsafe: true},
+	"istio.networking.v1alpha3.ServerTLSSettings.credential_names":                  {why: ": Kubernetes secrets are not read", remedy: "name files: tlsCertificates"},
+	"istio.networking.v1alpha3.ServerTLSSettings.ca_cert_credential_name":           {why: ": Kubernetes secrets are not read", remedy: "name a file: caCertificates"},
+	"istio.networking.v1alpha3.Server.default_endpoint":                             {remedy: noSubstitute},
+	"istio.networking.v1alpha3.Port.target_port":                                    {remedy: "set targetPort on the Service of the gateway workload"},
+	"istio.networking.v1alpha3.WorkloadEntry.network":                               {why: ": all networks are taken to reach one another", remedy: noSubstitute},
+	"istio.networking.v1alpha3.Sidecar.inbound_connection_pool":                     {remedy: noSubstitute},
+	"istio.networking.v1alpha3.IstioEgressListener.bind":                            {remedy: noSubstitute},
+	"istio.networking.v1alpha3.IstioEgressListener.capture_mode":                    {remedy: noSubstitute},
+	"istio.networking.v1alpha3.OutboundTrafficPolicy.egress_proxy":                  {why: ": calls to unknown hosts go out directly", remedy: "set mode: REGISTRY_ONLY, and list the hosts by ServiceEntry"},
+}

@@ -1,0 +1,154 @@
+// Package registry knows which services the mesh has, and where each is served: it joins Kubernetes Services,
+// ServiceEntries and WorkloadEntries into services and endpoints. It knows nothing of Envoy.
+package registry
+
+import (
+	"net/netip"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// Protocol is what a service port speaks.
+type Protocol string
+
+// The protocols that are told apart. An undeclared protocol is HTTP here when its port is a well-known HTTP one, and
+// TCP otherwise: nothing is sniffed.
+const (
+	HTTP  Protocol = "HTTP"
+	HTTP2 Protocol = "HTTP2"
+	GRPC  Protocol = "GRPC"
+	HTTPS Protocol = "HTTPS"
+	TLS   Protocol = "TLS"
+	TCP   Protocol = "TCP"
+	UDP   Protocol = "UDP"
+)
+
+// IsHTTP says whether requests can be seen and routed.
+func (p Protocol) IsHTTP() bool { return p == HTTP || p == HTTP2 || p == GRPC }
+
+// IsHTTP2 says whether the workload itself wants HTTP/2.
+func (p Protocol) IsHTTP2() bool { return p == HTTP2 || p == GRPC }
+
+// Resolution is how a service's addresses are found.
+type Resolution int
+
+const (
+	// Static: the endpoints are known here and sent by EDS.
+	Static Resolution = iota
+	// DNS: Envoy resolves the endpoints' names, and uses all addresses.
+	DNS
+	// DNSRoundRobin: Envoy resolves the name, and uses one address at a time.
+	DNSRoundRobin
+	// Passthrough: the caller's original destination is used.
+	Passthrough
+)
+
+// Port is one port of a service.
+type Port struct {
+	Name     string
+	Number   uint32
+	Protocol Protocol
+	// TargetPort is the port on the workload, when the service fixes one for all; 0 when TargetPortName decides.
+	TargetPort     uint32
+	TargetPortName string
+}
+
+// Service is a name that the mesh can route to. Immutable.
+type Service struct {
+	// Hostname is the fully qualified name: reviews.default.svc.cluster.local, or a ServiceEntry's host (which may be a
+	// wildcard, *.example.com).
+	Hostname  string
+	Name      string // metadata.name of its document
+	Namespace string
+	// Aliases are the other names it is known by everywhere (reviews.default, reviews.default.svc). The bare name
+	// (reviews) is only an alias for callers of its own namespace and is not in this list.
+	Aliases    []string
+	Addresses  []netip.Addr // virtual addresses; empty when it has none
+	Ports      []Port
+	Resolution Resolution
+	// Kubernetes says that it came from a Kubernetes Service, so that short names apply.
+	Kubernetes bool
+	// External is a ServiceEntry with location MESH_EXTERNAL: no mTLS by default.
+	External bool
+	// Selector selects its workloads; nil when its endpoints are listed in place.
+	Selector map[string]string
+	// ExportTo is the namespaces that may see it; empty or "*" is all, "." is its own.
+	ExportTo []string
+	// SubjectAltNames, when set, are the identities its endpoints may have.
+	SubjectAltNames []string
+	Source          config.Key
+}
+
+// Port finds a service's port by number.
+func (s *Service) Port(number uint32) (Port, bool) {
+	for _, p := range s.Ports {
+		if p.Number == number {
+			return p, true
+		}
+	}
+	return Port{}, false
+}
+
+// VisibleTo says whether a proxy of the namespace may see the service.
+func (s *Service) VisibleTo(namespace string) bool {
+	if len(s.ExportTo) == 0 {
+		return true
+	}
+	for _, e := range s.ExportTo {
+		if e == "*" || e == namespace || (e == "." && s.Namespace == namespace) {
+			return true
+		}
+	}
+	return false
+}
+
+// Endpoint is one place where one port of a service is served. Immutable.
+type Endpoint struct {
+	// Address is an IP address, or a host name for services with DNS resolution, or a unix socket ("unix:///path").
+	Address string
+	Port    uint32 // on the endpoint; 0 for a unix socket
+	// ServicePort is the number of the service's port it belongs to.
+	ServicePort    uint32
+	Labels         map[string]string
+	Namespace      string
+	Workload       string // name of its WorkloadEntry; empty for endpoints listed in a ServiceEntry
+	ServiceAccount string
+	Network        string
+	Locality       string // region/zone/subzone
+	Weight         uint32 // relative; 0 counts as 1
+	// MTLS says that a sidecar with a mesh identity answers there (label security.istio.io/tlsMode=istio).
+	MTLS bool
+}
+
+// Registry is the services and endpoints at one moment. Immutable, safe for concurrent use. Build makes it.
+type Registry struct {
+	// Services are ordered by hostname, then namespace.
+	Services []*Service
+	// Problems are the references that lead nowhere, and the like.
+	Problems []config.Problem
+
+	opts    Options
+	byHost  map[string][]*Service
+	aliases map[string]string // other name → hostname
+
+	// What the next Build starts from.
+	sources   []*source
+	bySource  map[config.Key]*source
+	workloads map[string]*crowd // by namespace
+	served    map[*Service]*served
+}
+
+// ByHostname gives the services of that exact hostname (one, unless namespaces compete for a ServiceEntry's host).
+func (r *Registry) ByHostname(host string) []*Service { return r.byHost[host] }
+
+// Endpoints gives a service's endpoints, all ports, in a stable order: by the service's ports, then by workload. Nobody
+// may change the slice.
+func (r *Registry) Endpoints(s *Service) []Endpoint {
+	if served := r.served[s]; served != nil {
+		return served.endpoints
+	}
+	return nil
+}
+
+// Options are what the registry was built with.
+func (r *Registry) Options() Options { return r.opts }

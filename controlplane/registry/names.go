@@ -1,0 +1,72 @@
+package registry
+
+import (
+	"net/netip"
+	"strings"
+)
+
+const defaultDomain = "cluster.local"
+
+// Options are what the registry needs to know of the mesh.
+type Options struct {
+	// Domain is the suffix of Kubernetes Services' names; "cluster.local" when empty.
+	Domain string
+	// MeshTrustDomain is the trust domain of the mesh's identities; "cluster.local" when empty.
+	MeshTrustDomain string
+}
+
+func (o Options) withDefaults() Options {
+	if o.Domain == "" {
+		o.Domain = defaultDomain
+	}
+	if o.MeshTrustDomain == "" {
+		o.MeshTrustDomain = defaultDomain
+	}
+	return o
+}
+
+// ServiceHostname is the full name of a Kubernetes Service.
+func (o Options) ServiceHostname(name, namespace string) string {
+	return name + "." + namespace + ".svc." + o.withDefaults().Domain
+}
+
+// ResolveHostname gives the full name of a host as a document of the namespace writes it, by Istio's rule: a bare name
+// is a Service of the same namespace; names with a dot, addresses and "*" stay as they are.
+func (o Options) ResolveHostname(name, namespace string) string {
+	name = strings.TrimSuffix(name, ".")
+	if name == "" || name == "*" || strings.Contains(name, ".") || isAddress(name) {
+		return name
+	}
+	return o.ServiceHostname(name, namespace)
+}
+
+func isAddress(name string) bool {
+	_, err := netip.ParseAddr(name)
+	return err == nil
+}
+
+// Identity is the SPIFFE ID that the endpoint's workload has; empty when it has no service account.
+func (o Options) Identity(e Endpoint) string {
+	if e.ServiceAccount == "" {
+		return ""
+	}
+	return "spiffe://" + o.withDefaults().MeshTrustDomain + "/ns/" + e.Namespace + "/sa/" + e.ServiceAccount
+}
+
+// ResolveHostname gives the full name of a host as a document of the namespace writes it. Beyond Options.ResolveHostname
+// it knows the services there are: reviews.default and reviews.default.svc are found too, and a bare name that is a
+// ServiceEntry's host and no Service.
+func (r *Registry) ResolveHostname(name, namespace string) string {
+	full := r.opts.ResolveHostname(name, namespace)
+	if r.byHost[full] != nil {
+		return full
+	}
+	name = strings.TrimSuffix(name, ".")
+	if r.byHost[name] != nil {
+		return name
+	}
+	if alias, ok := r.aliases[name]; ok {
+		return alias
+	}
+	return full
+}

@@ -1,0 +1,145 @@
+package registry
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// exportToAnnotation limits who may see a Kubernetes Service, which has no field for it.
+const exportToAnnotation = "networking.istio.io/exportTo"
+
+// source is what one document makes by itself, without the workloads it selects. Immutable.
+type source struct {
+	resource *config.Resource
+	services []*Service
+	// listed are the endpoints that the document itself lists, for each of its services.
+	listed   [][]Endpoint
+	problems []config.Problem
+}
+
+// newSource reads a document. Services that are as they were are taken from prev, which may be nil.
+func newSource(r *config.Resource, opts Options, prev *source) *source {
+	s := &source{resource: r}
+	if r.Kind == config.Service {
+		s.readService(opts)
+	} else {
+		s.readServiceEntry()
+	}
+	if prev != nil {
+		s.reuse(prev)
+	}
+	return s
+}
+
+func (s *source) reuse(prev *source) {
+	for i, service := range s.services {
+		for _, old := range prev.services {
+			if old.Hostname == service.Hostname && reflect.DeepEqual(old, service) {
+				s.services[i] = old
+			}
+		}
+	}
+}
+
+func (s *source) warn(field, value, message, remedy string) {
+	s.problems = append(s.problems, problemAt(s.resource, field, value, message, remedy))
+}
+
+func problemAt(r *config.Resource, field, value, message, remedy string) config.Problem {
+	return config.Problem{
+		Severity: config.Warning, Key: r.Key, At: r.Place(field), Field: field, Value: value, Message: message, Remedy: remedy,
+	}
+}
+
+// readService reads a Kubernetes Service. A headless one is load-balanced over its endpoints like any other: there is
+// no caller's choice of address to pass through when names are resolved by the mesh.
+func (s *source) readService(opts Options) {
+	spec, ok := s.resource.Spec.(*config.ServiceSpec)
+	if !ok {
+		return
+	}
+	name, namespace := s.resource.Name, s.resource.Namespace
+	service := &Service{
+		Hostname:   opts.ServiceHostname(name, namespace),
+		Name:       name,
+		Namespace:  namespace,
+		Aliases:    []string{name + "." + namespace, name + "." + namespace + ".svc"},
+		Kubernetes: true,
+		Selector:   orNil(spec.Selector),
+		ExportTo:   splitList(s.resource.Annotations[exportToAnnotation]),
+		Source:     s.resource.Key,
+	}
+	if ip, err := netip.ParseAddr(spec.ClusterIP); err == nil {
+		service.Addresses = []netip.Addr{ip}
+	}
+	for i, p := range spec.Ports {
+		s.addServicePort(service, p, i)
+	}
+	s.services = []*Service{service}
+	s.listed = [][]Endpoint{nil}
+	switch {
+	case spec.Type == "ExternalName":
+		s.readExternalName(service, spec)
+	case len(spec.Selector) == 0:
+		s.warn("spec.selector", "", "a Service without a selector has no endpoints here: Endpoints documents have no effect",
+			"give it a selector, or describe it by a ServiceEntry with endpoints")
+	}
+}
+
+func (s *source) readExternalName(service *Service, spec *config.ServiceSpec) {
+	service.Resolution = DNS
+	service.External = true
+	service.Selector = nil
+	for _, p := range service.Ports {
+		s.listed[0] = append(s.listed[0], Endpoint{
+			Address: strings.TrimSuffix(spec.ExternalName, "."), Port: p.Number, ServicePort: p.Number, Namespace: service.Namespace,
+		})
+	}
+	if len(service.Ports) == 0 {
+		s.warn("spec.ports", "", "a Service of type ExternalName without ports is not routed", "list the ports that callers use")
+	}
+}
+
+func (s *source) addServicePort(service *Service, p config.ServicePort, i int) {
+	field := fmt.Sprintf("spec.ports[%d]", i)
+	port := Port{Name: p.Name, Number: p.Port, TargetPort: p.TargetPort, TargetPortName: p.TargetPortName}
+	if port.TargetPort == 0 && port.TargetPortName == "" {
+		port.TargetPort = p.Port
+	}
+	switch p.Protocol {
+	case "UDP":
+		port.Protocol = UDP
+	case "SCTP":
+		s.warn(field+".protocol", p.Protocol, "SCTP is not routed: the port is left out", "use TCP or UDP, or call the workload by its address")
+		return
+	default:
+		var sure bool
+		if port.Protocol, sure = serviceProtocol(p.AppProtocol, p.Name, p.Port); !sure {
+			s.warn(field, p.Name, fmt.Sprintf("the port does not say what it speaks, and is treated as %s", port.Protocol),
+				"set appProtocol, or begin the port's name with it: http, http2, grpc, https, tls or tcp")
+		}
+	}
+	service.Ports = append(service.Ports, port)
+}
+
+// orNil is nil for an empty selector, which selects nothing.
+func orNil(selector map[string]string) map[string]string {
+	if len(selector) == 0 {
+		return nil
+	}
+	return selector
+}
+
+func splitList(list string) []string {
+	var out []string
+	for item := range strings.SplitSeq(list, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			out = append(out, item)
+		}
+	}
+	return out
+}
