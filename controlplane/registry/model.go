@@ -43,40 +43,48 @@ const (
 	Passthrough
 )
 
+var resolutionNames = [...]string{Static: "STATIC", DNS: "DNS", DNSRoundRobin: "DNS_ROUND_ROBIN", Passthrough: "NONE"}
+
+// String is Istio's name of the resolution.
+func (r Resolution) String() string { return resolutionNames[r] }
+
+// MarshalText writes Istio's name.
+func (r Resolution) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
 // Port is one port of a service.
 type Port struct {
-	Name     string
-	Number   uint32
-	Protocol Protocol
+	Name     string   `json:"name"`
+	Number   uint32   `json:"number"`
+	Protocol Protocol `json:"protocol"`
 	// TargetPort is the port on the workload, when the service fixes one for all; 0 when TargetPortName decides.
-	TargetPort     uint32
-	TargetPortName string
+	TargetPort     uint32 `json:"targetPort,omitempty"`
+	TargetPortName string `json:"targetPortName,omitempty"`
 }
 
 // Service is a name that the mesh can route to. Immutable.
 type Service struct {
 	// Hostname is the fully qualified name: reviews.default.svc.cluster.local, or a ServiceEntry's host (which may be a
 	// wildcard, *.example.com).
-	Hostname  string
-	Name      string // metadata.name of its document
-	Namespace string
+	Hostname  string `json:"hostname"`
+	Name      string `json:"name"` // metadata.name of its document
+	Namespace string `json:"namespace"`
 	// Aliases are the other names it is known by everywhere (reviews.default, reviews.default.svc). The bare name
 	// (reviews) is only an alias for callers of its own namespace and is not in this list.
-	Aliases    []string
-	Addresses  []netip.Addr // virtual addresses; empty when it has none
-	Ports      []Port
-	Resolution Resolution
+	Aliases    []string     `json:"aliases,omitempty"`
+	Addresses  []netip.Addr `json:"addresses,omitempty"` // virtual addresses; empty when it has none
+	Ports      []Port       `json:"ports,omitempty"`
+	Resolution Resolution   `json:"resolution"`
 	// Kubernetes says that it came from a Kubernetes Service, so that short names apply.
-	Kubernetes bool
+	Kubernetes bool `json:"kubernetes,omitempty"`
 	// External is a ServiceEntry with location MESH_EXTERNAL: no mTLS by default.
-	External bool
+	External bool `json:"external,omitempty"`
 	// Selector selects its workloads; nil when its endpoints are listed in place.
-	Selector map[string]string
+	Selector map[string]string `json:"selector,omitempty"`
 	// ExportTo is the namespaces that may see it; empty or "*" is all, "." is its own.
-	ExportTo []string
+	ExportTo []string `json:"exportTo,omitempty"`
 	// SubjectAltNames, when set, are the identities its endpoints may have.
-	SubjectAltNames []string
-	Source          config.Key
+	SubjectAltNames []string   `json:"subjectAltNames,omitempty"`
+	Source          config.Key `json:"source,omitempty"`
 }
 
 // Port finds a service's port by number.
@@ -105,19 +113,19 @@ func (s *Service) VisibleTo(namespace string) bool {
 // Endpoint is one place where one port of a service is served. Immutable.
 type Endpoint struct {
 	// Address is an IP address, or a host name for services with DNS resolution, or a unix socket ("unix:///path").
-	Address string
-	Port    uint32 // on the endpoint; 0 for a unix socket
+	Address string `json:"address"`
+	Port    uint32 `json:"port"` // on the endpoint; 0 for a unix socket
 	// ServicePort is the number of the service's port it belongs to.
-	ServicePort    uint32
-	Labels         map[string]string
-	Namespace      string
-	Workload       string // name of its WorkloadEntry; empty for endpoints listed in a ServiceEntry
-	ServiceAccount string
-	Network        string
-	Locality       string // region/zone/subzone
-	Weight         uint32 // relative; 0 counts as 1
+	ServicePort    uint32            `json:"servicePort,omitempty"`
+	Labels         map[string]string `json:"labels,omitempty"`
+	Namespace      string            `json:"namespace"`
+	Workload       string            `json:"workload,omitempty"` // name of its WorkloadEntry; empty for endpoints listed in a ServiceEntry
+	ServiceAccount string            `json:"serviceAccount,omitempty"`
+	Network        string            `json:"network,omitempty"`
+	Locality       string            `json:"locality,omitempty"` // region/zone/subzone
+	Weight         uint32            `json:"weight,omitempty"`   // relative; 0 counts as 1
 	// MTLS says that a sidecar with a mesh identity answers there (label security.istio.io/tlsMode=istio).
-	MTLS bool
+	MTLS bool `json:"mtls,omitempty"`
 }
 
 // Registry is the services and endpoints at one moment. Immutable, safe for concurrent use. Build makes it.

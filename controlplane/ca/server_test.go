@@ -1,0 +1,156 @@
+package ca
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// shake does a TLS handshake on loopback, and gives what either side made of it.
+func shake(t *testing.T, server, client *tls.Config) (seen tls.ConnectionState, serverErr, clientErr error) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	accepted := make(chan error, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			accepted <- err
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		over := tls.Server(conn, server)
+		err = over.Handshake()
+		seen = over.ConnectionState()
+		_ = over.Close()
+		accepted <- err
+	}()
+	conn, err := tls.Dial("tcp", listener.Addr().String(), client)
+	if err == nil {
+		// With TLS 1.3 the client is told only here that its certificate is refused.
+		if _, err = conn.Read(make([]byte, 1)); errors.Is(err, io.EOF) {
+			err = nil
+		}
+		_ = conn.Close()
+	}
+	return seen, <-accepted, err
+}
+
+func TestAgentsReachTheControlPlaneByEachOfItsNames(t *testing.T) {
+	a := load(t, t.TempDir(), Options{})
+	server := a.ServerTLS("mesh.example", "127.77.0.1", "[fd00::1]", "localhost", "")
+	for _, name := range []string{
+		"istiod.istio-system.svc", "istiod.istio-system.svc.cluster.local", "pilotfish", "localhost", "127.0.0.1", "::1",
+		"mesh.example", "127.77.0.1", "fd00::1",
+	} {
+		_, serverErr, clientErr := shake(t, server, &tls.Config{RootCAs: a.pool, ServerName: name, NextProtos: []string{"h2"}})
+		if serverErr != nil || clientErr != nil {
+			t.Errorf("%s: %v, %v", name, serverErr, clientErr)
+		}
+	}
+	_, _, err := shake(t, server, &tls.Config{RootCAs: a.pool, ServerName: "other.example"})
+	wantError(t, err, "not other.example")
+}
+
+func TestControlPlaneSpeaksHTTP2OverTLS12AndNewer(t *testing.T) {
+	a := load(t, t.TempDir(), Options{})
+	server := a.ServerTLS()
+	for version, ok := range map[uint16]bool{tls.VersionTLS10: false, tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
+		seen, serverErr, clientErr := shake(t, server, &tls.Config{
+			RootCAs: a.pool, ServerName: "localhost", MinVersion: version, MaxVersion: version, NextProtos: []string{"h2"}})
+		if (serverErr == nil && clientErr == nil) != ok {
+			t.Errorf("%s: %v, %v", tls.VersionName(version), serverErr, clientErr)
+		}
+		if ok && seen.NegotiatedProtocol != "h2" {
+			t.Errorf("the protocol is %q", seen.NegotiatedProtocol)
+		}
+	}
+}
+
+func TestWorkloadsReachEachOtherWithTheirCertificates(t *testing.T) {
+	s := serve(t, Options{})
+	page, reviews := s.obtain(t, newKey(t), "shop", "page", 3600), s.obtain(t, rsaKey(t, 2048), "shop", "reviews", 3600)
+	server := &tls.Config{Certificates: []tls.Certificate{reviews}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.pool}
+	client := &tls.Config{
+		Certificates: []tls.Certificate{page},
+		// There is no DNS name to verify in a mesh, so the client checks the chain and the SPIFFE ID, as Envoy does.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			leaf := state.PeerCertificates[0]
+			if leaf.URIs[0].String() != "spiffe://cluster.local/ns/shop/sa/reviews" {
+				return errors.New("the wrong peer")
+			}
+			_, err := leaf.Verify(x509.VerifyOptions{Roots: s.pool})
+			return err
+		},
+	}
+	seen, serverErr, clientErr := shake(t, server, client)
+	if serverErr != nil || clientErr != nil {
+		t.Fatalf("%v, %v", serverErr, clientErr)
+	}
+	if got := seen.VerifiedChains[0][0].URIs[0].String(); got != "spiffe://cluster.local/ns/shop/sa/page" {
+		t.Errorf("the callee sees %s", got)
+	}
+}
+
+func TestWorkloadCannotPassForTheControlPlane(t *testing.T) {
+	s := serve(t, Options{})
+	workload := s.obtain(t, newKey(t), "shop", "reviews", 3600)
+	_, _, err := shake(t, &tls.Config{Certificates: []tls.Certificate{workload}},
+		&tls.Config{RootCAs: s.pool, ServerName: "istiod.istio-system.svc"})
+	if err == nil {
+		t.Error("a client took a workload for the control plane")
+	}
+}
+
+func TestServerCertificateIsRenewedBeforeItEnds(t *testing.T) {
+	now := newClock()
+	a := load(t, t.TempDir(), Options{Clock: now.time})
+	server := a.ServerTLS()
+	current := func() *x509.Certificate {
+		cert, err := server.GetCertificate(&tls.ClientHelloInfo{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert.Leaf
+	}
+	first := current()
+	if again := current(); !again.Equal(first) {
+		t.Error("every handshake has a certificate of its own")
+	}
+	now.advance(serverTTL/2 + time.Minute)
+	second := current()
+	if second.Equal(first) {
+		t.Error("half of its life is over, and it is not renewed")
+	}
+	if !slices.Equal(second.DNSNames, first.DNSNames) {
+		t.Errorf("the names are other ones: %v", second.DNSNames)
+	}
+	client := &tls.Config{RootCAs: a.pool, ServerName: "localhost", Time: now.time}
+	now.advance(3 * serverTTL)
+	if _, serverErr, clientErr := shake(t, server, client); serverErr != nil || clientErr != nil {
+		t.Errorf("after days: %v, %v", serverErr, clientErr)
+	}
+}
+
+func TestServerSaysWhyItHasNoCertificateAfterTheRootsEnd(t *testing.T) {
+	now := newClock()
+	var book logBook
+	a := load(t, t.TempDir(), Options{Clock: now.time, Logger: book.logger()})
+	server := a.ServerTLS()
+	now.advance(rootTTL + time.Hour)
+	_, err := server.GetCertificate(&tls.ClientHelloInfo{})
+	wantError(t, err, "expired at", a.dir)
+	if !strings.Contains(book.String(), "no TLS connection is possible") {
+		t.Errorf("the log: %s", book.String())
+	}
+}

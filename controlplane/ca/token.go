@@ -1,0 +1,119 @@
+package ca
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+)
+
+const (
+	// TokenAudience is the audience of the tokens that an Istio agent shows to its authority.
+	TokenAudience = "istio-ca"
+	// MaxTokenTTL is the longest life of a token. Nobody can take one back.
+	MaxTokenTTL = 366 * 24 * time.Hour
+
+	subjectPrefix = "system:serviceaccount:"
+	largestToken  = 8 << 10
+	// tokenSkew is how far ahead of this machine's clock the one may be that issued a token.
+	tokenSkew = backdate
+)
+
+func newTokenSigner(key *ecdsa.PrivateKey) (jose.Signer, error) {
+	public := jose.JSONWebKey{Key: key.Public()}
+	thumbprint, err := public.Thumbprint(crypto.SHA256)
+	if err != nil {
+		return nil, fmt.Errorf("naming the key for tokens: %w", err)
+	}
+	signer, err := jose.NewSigner(
+		jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: base64.RawURLEncoding.EncodeToString(thumbprint)}},
+		(&jose.SignerOptions{}).WithType("JWT"))
+	if err != nil {
+		return nil, fmt.Errorf("preparing to sign tokens: %w", err)
+	}
+	return signer, nil
+}
+
+// IssueToken makes a token that proves a workload's service account to the control plane: a JWT signed with ES256, with
+// the audience and subject of the tokens that Kubernetes mounts for Istio.
+func (a *Authority) IssueToken(namespace, serviceAccount string, ttl time.Duration) (string, error) {
+	id := Identity{TrustDomain: a.trustDomain, Namespace: namespace, ServiceAccount: serviceAccount}
+	if err := id.Validate(); err != nil {
+		return "", fmt.Errorf("issuing a token: %w", err)
+	}
+	if ttl <= 0 || ttl > MaxTokenTTL {
+		return "", fmt.Errorf("issuing a token for %s: it cannot live %s; give a time up to %s", id, ttl, MaxTokenTTL)
+	}
+	now := a.now()
+	token, err := jwt.Signed(a.tokens).Claims(jwt.Claims{
+		Issuer:    a.tokenIssuer(),
+		Subject:   subjectPrefix + namespace + ":" + serviceAccount,
+		Audience:  jwt.Audience{TokenAudience},
+		IssuedAt:  jwt.NewNumericDate(now),
+		NotBefore: jwt.NewNumericDate(now),
+		Expiry:    jwt.NewNumericDate(now.Add(ttl)),
+		ID:        rand.Text(),
+	}).Serialize()
+	if err != nil {
+		return "", fmt.Errorf("issuing a token for %s: %w", id, err)
+	}
+	return token, nil
+}
+
+// tokenIssuer binds a token to the trust domain.
+func (a *Authority) tokenIssuer() string { return "spiffe://" + a.trustDomain }
+
+// VerifyToken finds out whom a token of this authority proves.
+func (a *Authority) VerifyToken(token string) (Identity, error) {
+	if len(token) > largestToken {
+		return Identity{}, fmt.Errorf("the token has %d bytes; at most %d are allowed", len(token), largestToken)
+	}
+	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		return Identity{}, fmt.Errorf("the token is no JWT signed with ES256: %w", err)
+	}
+	var claims jwt.Claims
+	if err := parsed.Claims(a.tokenKey, &claims); err != nil {
+		return Identity{}, errors.New("the token was not signed by this authority: it may be from before the authority was " +
+			"made anew, or of another control plane; issue a new one")
+	}
+	if err := a.checkClaims(claims); err != nil {
+		return Identity{}, err
+	}
+	return a.subjectOf(claims)
+}
+
+func (a *Authority) checkClaims(claims jwt.Claims) error {
+	now := a.now()
+	if claims.Expiry == nil {
+		return errors.New("the token does not say when it expires")
+	}
+	if end := claims.Expiry.Time(); !now.Before(end) {
+		return fmt.Errorf("the token expired at %s: issue a new one", end.UTC().Format(time.RFC3339))
+	}
+	expected := jwt.Expected{Issuer: a.tokenIssuer(), AnyAudience: jwt.Audience{TokenAudience}, Time: now}
+	if err := claims.ValidateWithLeeway(expected, tokenSkew); err != nil {
+		return fmt.Errorf("the token (issuer %.100q, audience %.100q) is refused: %w", claims.Issuer, claims.Audience, err)
+	}
+	return nil
+}
+
+func (a *Authority) subjectOf(claims jwt.Claims) (Identity, error) {
+	names, ok := strings.CutPrefix(claims.Subject, subjectPrefix)
+	namespace, account, both := strings.Cut(names, ":")
+	if !ok || !both {
+		return Identity{}, fmt.Errorf("the token's subject %.300q is not %sNAMESPACE:SERVICE-ACCOUNT", claims.Subject, subjectPrefix)
+	}
+	id := Identity{TrustDomain: a.trustDomain, Namespace: namespace, ServiceAccount: account}
+	if err := id.Validate(); err != nil {
+		return Identity{}, fmt.Errorf("the token's subject: %w", err)
+	}
+	return id, nil
+}
