@@ -1,0 +1,126 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+)
+
+// istioVersion is the release of Istio whose agent this one behaves like; control planes decide by it what a proxy
+// understands.
+const istioVersion = "1.31.0"
+
+// Options are what an Agent needs.
+type Options struct {
+	Config *Config
+	Logger *slog.Logger
+	// EnvoyOutput gets each line that Envoy writes; nil drops them.
+	EnvoyOutput func(line string)
+	// Hasten, when closed, cuts a shutdown short.
+	Hasten <-chan struct{}
+	// Started is when the process began, for the metric of how long it took to become ready.
+	Started time.Time
+}
+
+// Agent is one proxy's agent. It is made by New and run once.
+type Agent struct {
+	Options
+	bootstrap bootstrap.Config
+	file      string // of the bootstrap
+	metrics   *prometheus.Registry
+
+	// servers serve Envoy, and outlive it; envoy is nil when the agent was told to run none.
+	servers []part
+	envoy   *envoyPart
+
+	quit    chan struct{} // closed by /quitquitquit
+	askQuit sync.Once
+}
+
+// New makes the agent's parts, takes the status port and writes the bootstrap, so that what cannot work is known before
+// anything runs. An agent that was made has to be run, or its port stays taken.
+func New(o Options) (*Agent, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	a := &Agent{
+		Options:   o,
+		bootstrap: o.Config.bootstrap(istioVersion),
+		metrics:   prometheus.NewRegistry(),
+		quit:      make(chan struct{}),
+	}
+	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	var err error
+	if a.file, err = writeBootstrap(o.Config, a.bootstrap); err != nil {
+		return nil, err
+	}
+	if a.servers, err = a.makeParts(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// makeParts makes all parts, and lists those that serve Envoy in the order in which they start. Envoy comes after them,
+// and is stopped before them.
+func (a *Agent) makeParts() ([]part, error) {
+	certificates, err := a.newCertificates()
+	if err != nil {
+		return nil, err
+	}
+	relay, err := a.newRelay()
+	if err != nil {
+		return nil, err
+	}
+	parts := []part{
+		{name: "certificates", run: certificates.Run, health: certificates.Health, restart: true},
+		{name: "xds", run: relay.Run, health: relay.Health, restart: true},
+	}
+	checked := parts
+	if !a.Config.Envoy.Disabled {
+		a.envoy = newEnvoyPart(a)
+		checked = append(checked, a.envoy.part())
+	}
+	server, err := a.newStatus(checked, certificates, relay)
+	if err != nil {
+		return nil, err
+	}
+	return append([]part{{name: "status", run: server.Run}}, parts...), nil
+}
+
+// Run keeps the parts running until the context ends, /quitquitquit is called, Envoy ends, or a part fails for good.
+// Ended by the context or by /quitquitquit it returns nil; ended by Envoy, an *EnvoyEndedError.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	servers, proxy := newGroup(a.Logger), newGroup(a.Logger)
+	for _, p := range a.servers {
+		servers.start(serving, p)
+	}
+	if a.envoy != nil {
+		proxy.start(ctx, a.envoy.part())
+	}
+	servers.wait.Go(func() { settle(serving) })
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case <-a.quit:
+	case err = <-servers.failed:
+	case err = <-proxy.failed:
+	}
+	end()
+	proxy.wait.Wait()
+	stopServing()
+	servers.wait.Wait()
+	return err
+}
+
+// stopNow answers POST /quitquitquit.
+func (a *Agent) stopNow() { a.askQuit.Do(func() { close(a.quit) }) }

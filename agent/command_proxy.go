@@ -1,0 +1,266 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+const proxyHelp = `Run Envoy as a proxy of the mesh: resolve the configuration, serve Envoy its certificates and
+the control plane's configuration, start it, watch it, and drain and stop it.
+
+The configuration is, each over those before it: defaults, the mesh file (--meshConfig), PROXY_CONFIG,
+the pod's annotation proxy.istio.io/config, the other environment variables, flags. Paths are relative to
+the working directory. --dry-run shows each value with its source.
+
+SIGTERM and SIGINT drain and stop the proxy; a second one stops it at once. The status port (15020)
+answers to the end: GET /healthz/ready?format=json tells what the proxy waits for.
+
+Exit codes:
+  0      stopped when asked to
+  1      something failed; the last line says what
+  2      wrong flags or configuration
+  127    no Envoy that will do was found
+  other  Envoy ended by itself: its own code, or 128 and the number of the signal that ended it
+         (137 is SIGKILL, by which the kernel also ends what uses too much memory)`
+
+func newProxyCommand() *cobra.Command {
+	o := &proxyOptions{}
+	c := &cobra.Command{
+		Use:     "proxy [sidecar|router]",
+		Short:   "Run Envoy as a sidecar or gateway of the mesh",
+		Long:    proxyHelp,
+		Example: "  pilotfish-agent proxy sidecar\n  pilotfish-agent proxy router --dry-run -o yaml",
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		// Pods carry flags that other releases of Istio's agent knew.
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.proxy(cmd, args)
+		},
+	}
+	o.addTo(c.Flags())
+	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the configuration with the source of each value, and the bootstrap, and end")
+	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "format of --dry-run: table, json or yaml")
+	c.Flags().BoolVar(&o.flags.Restart, "restart", false,
+		"start Envoy again when it dies, unless it keeps dying; without it the agent ends with Envoy, for an orchestrator to restart")
+	c.Flags().SortFlags = false
+	return c
+}
+
+func newConfigCommand() *cobra.Command {
+	o := &proxyOptions{}
+	c := &cobra.Command{
+		Use:   "config [sidecar|router]",
+		Short: "Print the configuration that proxy would run with, and where each value comes from",
+		Args:  usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.print(cmd, args, false)
+		},
+	}
+	o.addTo(c.Flags())
+	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "table, json or yaml")
+	return c
+}
+
+func newBootstrapCommand() *cobra.Command {
+	o := &proxyOptions{}
+	c := &cobra.Command{
+		Use:   "bootstrap [sidecar|router]",
+		Short: "Print the bootstrap that proxy would start Envoy with",
+		Args:  usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			config, err := o.resolve(cmd, args)
+			if err != nil {
+				return err
+			}
+			text, err := bootstrapJSON(config)
+			if err == nil {
+				_, err = cmd.OutOrStdout().Write(text)
+			}
+			return err
+		},
+	}
+	o.addTo(c.Flags())
+	return c
+}
+
+// proxyOptions are the flags of the commands that resolve a proxy's configuration.
+type proxyOptions struct {
+	flags  Flags
+	dryRun bool
+	format string
+	log    logOptions
+}
+
+func (o *proxyOptions) addTo(f *pflag.FlagSet) {
+	f.StringVar(&o.flags.MeshConfig, "meshConfig", defaultMeshFile, "file with Istio's MeshConfig")
+	f.StringVar(&o.flags.Domain, "domain", "", "DNS domain of the node id (default <namespace>.svc.cluster.local)")
+	f.StringVar(&o.flags.ServiceCluster, "serviceCluster", "istio-proxy", "name of the workload in statistics and traces")
+	f.StringVar(&o.flags.LogLevel, "proxyLogLevel", "warning", "Envoy's log level, with levels of components behind it (info,upstream:debug)")
+	f.StringVar(&o.flags.ComponentLogLevel, "proxyComponentLogLevel", "", "levels of Envoy's components (upstream:debug,config:trace)")
+	f.IntVar(&o.flags.Concurrency, "concurrency", 0, "Envoy's worker threads (default by ProxyConfig, or ISTIO_CPU_LIMIT, or all cores)")
+	f.StringVar(&o.flags.OutlierLog, "outlierLogPath", "", "file to which Envoy logs ejected endpoints")
+	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "the Envoy to run (default ENVOY_PATH, the project's cache, PATH)")
+	o.log.addTo(f)
+	inert(f, "templateFile", "stsPort", "tokenManagerPlugin", "profiling")
+}
+
+// inert accepts flags of Istio's agent that mean nothing here.
+func inert(f *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		f.String(name, "", "accepted and ignored")
+		f.Lookup(name).NoOptDefVal = "true"
+		_ = f.MarkHidden(name)
+	}
+}
+
+func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*Config, error) {
+	if len(args) > 0 {
+		o.flags.Type = args[0]
+	}
+	o.flags.Given = map[string]bool{}
+	cmd.Flags().Visit(func(f *pflag.Flag) { o.flags.Given[f.Name] = true })
+	config, err := Resolve(Inputs{Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, CacheDir: envoyCache()})
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return config, nil
+}
+
+func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bool) error {
+	config, err := o.resolve(cmd, args)
+	if err != nil {
+		return err
+	}
+	r, err := newReport(config, withBootstrap)
+	if err != nil {
+		return usageError{err}
+	}
+	return r.print(cmd.OutOrStdout(), o.format)
+}
+
+func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {
+	started := time.Now()
+	if o.dryRun {
+		return o.print(cmd, args, true)
+	}
+	if err := supported(); err != nil {
+		return err
+	}
+	hurry()
+	logger, err := o.log.logger(cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
+		logger.Warn("unknown flag ignored", "flag", name)
+	}
+	config, err := o.resolve(cmd, args)
+	if err != nil {
+		return err
+	}
+	for _, warning := range config.Warnings {
+		logger.Warn(warning)
+	}
+	return runAgent(cmd.Context(), config, logger, started)
+}
+
+// runAgent runs the agent until a signal stops it.
+func runAgent(ctx context.Context, config *Config, logger *slog.Logger, started time.Time) error {
+	ctx, hasten, stop := stopSignals(ctx, logger)
+	defer stop()
+	a, err := New(Options{
+		Config: config, Logger: logger, Hasten: hasten, Started: started,
+		EnvoyOutput: func(line string) { fmt.Fprintln(os.Stderr, line) },
+	})
+	if err != nil {
+		return err
+	}
+	err = a.Run(ctx)
+	var ended *EnvoyEndedError
+	if errors.As(err, &ended) && ended.Exit.ExitCode() == 0 {
+		logger.Info("Envoy ended by itself, without an error")
+		return nil
+	}
+	return err
+}
+
+// stopSignals ends the context with the first signal to stop, and closes hasten with the second.
+func stopSignals(parent context.Context, logger *slog.Logger) (ctx context.Context, hasten chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(parent)
+	hasten = make(chan struct{})
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	done := make(chan struct{})
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case s := <-signals:
+				logger.Info("signal to stop", "signal", s.String())
+				if n == 0 {
+					cancel()
+				} else if n == 1 {
+					close(hasten)
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return ctx, hasten, func() { signal.Stop(signals); close(done); cancel() }
+}
+
+// unknownFlags are the flags of a command line that the set has no place for.
+func unknownFlags(known *pflag.FlagSet, commandLine []string) []string {
+	var unknown []string
+	for _, arg := range commandLine {
+		if arg == "--" {
+			break
+		}
+		name, isFlag := strings.CutPrefix(arg, "--")
+		name, _, _ = strings.Cut(name, "=")
+		if isFlag && known.Lookup(name) == nil {
+			unknown = append(unknown, "--"+name)
+		}
+	}
+	return unknown
+}
+
+// interfaceAddresses are the machine's addresses but loopback and link-local ones; IPv4 first, as they are listed.
+func interfaceAddresses() ([]netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	var found []netip.Addr
+	for _, a := range all {
+		prefix, err := netip.ParsePrefix(a.String())
+		if err == nil && prefix.Addr().IsGlobalUnicast() {
+			found = append(found, prefix.Addr().Unmap())
+		}
+	}
+	slices.SortStableFunc(found, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	return found, nil
+}
+
+// envoyCache is where the project's scripts put Envoys, or nothing where the user has no cache.
+func envoyCache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, "pilotfish", "envoy")
+}

@@ -1,0 +1,77 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/version"
+)
+
+// Commands are the agent's commands, for the root command of every binary that carries the agent. Their errors are for
+// the caller to print; ExitCode says what to exit with.
+func Commands() []*cobra.Command {
+	all := []*cobra.Command{
+		newProxyCommand(), newWaitCommand(), newRequestCommand(),
+		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
+	}
+	for _, c := range all {
+		c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+			return usagef("%w (`%s --help` lists what there is)", err, c.CommandPath())
+		})
+	}
+	return all
+}
+
+// usageArgs makes a wrong number of arguments an error of usage.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usagef("%w (`%s --help` lists what there is)", err, cmd.CommandPath())
+		}
+		return nil
+	}
+}
+
+func newVersionCommand() *cobra.Command {
+	var format string
+	var short bool
+	c := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			text, err := versionText(format, short)
+			if err == nil {
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
+			}
+			return err
+		},
+	}
+	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml instead of a line")
+	c.Flags().BoolVarP(&short, "short", "s", false, "only the version's number")
+	return c
+}
+
+func versionText(format string, short bool) (string, error) {
+	info := map[string]string{
+		"version": version.Version, "commit": version.Commit,
+		"go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
+	}
+	switch {
+	case short:
+		return version.Version, nil
+	case format == "":
+		return version.String(), nil
+	case format == formatJSON:
+		b, err := json.MarshalIndent(info, "", "  ")
+		return string(b), err
+	case format == formatYAML:
+		b, err := yaml.Marshal(info)
+		return string(b), err
+	}
+	return "", usagef("output format %q is not known; use json or yaml", format)
+}

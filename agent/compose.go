@@ -1,0 +1,119 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/sds"
+	"github.com/pilotfish-mesh/pilotfish/status"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
+)
+
+// writeBootstrap puts the bootstrap where Envoy is told to find it; a reader never sees half of it.
+func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
+	text, err := bootstrap.Encode(from)
+	if err != nil {
+		return "", err
+	}
+	dir := c.Proxy.GetConfigPath()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("the configuration path cannot be made: %w; run the agent where it may write, or set configPath", err)
+	}
+	file := filepath.Join(dir, bootstrapFile)
+	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
+		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent where it may write, or set configPath", err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		return "", fmt.Errorf("writing Envoy's bootstrap: %w", err)
+	}
+	return file, nil
+}
+
+func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
+	c := a.Config.ControlPlane
+	return xdsproxy.New(xdsproxy.Config{
+		Socket:    c.Socket,
+		Upstreams: []string{c.Address},
+		Server: xdsproxy.Server{
+			Plaintext: c.Plaintext,
+			TLS:       xdsproxy.TLS{RootFile: c.RootFile, ServerName: c.ServerName},
+			TokenFile: c.TokenFile,
+			ClusterID: a.Config.Identity.ClusterID,
+			Headers:   c.Headers,
+		},
+		KeepaliveInterval: c.KeepaliveInterval,
+		KeepaliveTimeout:  c.KeepaliveTimeout,
+		Logger:            a.Logger.With("part", "xds"),
+		Metrics:           a.metrics,
+	})
+}
+
+// newCertificates takes certificates from files where those are given, and else from the certificate authority.
+func (a *Agent) newCertificates() (*sds.Server, error) {
+	c := a.Config.Certificates
+	logger := a.Logger.With("part", "certificates")
+	source, err := a.certificateSource(logger)
+	if err != nil {
+		return nil, err
+	}
+	return sds.New(sds.Config{Socket: c.Socket, Source: source, Logger: logger, Metrics: a.metrics})
+}
+
+func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
+	c, id := a.Config.Certificates, a.Config.Identity
+	if c.Files != "" {
+		return sds.NewFileSource(sds.FileConfig{
+			CertFile: filepath.Join(c.Files, "cert-chain.pem"),
+			KeyFile:  filepath.Join(c.Files, "key.pem"),
+			RootFile: filepath.Join(c.Files, "root-cert.pem"),
+			Logger:   logger,
+		})
+	}
+	return sds.NewCASource(sds.CAConfig{
+		Address: c.Address,
+		CAServer: sds.CAServer{
+			Plaintext: c.Plaintext,
+			TLS:       sds.TLS{RootFile: c.RootFile, ServerName: c.ServerName},
+			TokenFile: c.TokenFile,
+			ClusterID: id.ClusterID,
+			Headers:   c.Headers,
+		},
+		TrustDomain:    id.TrustDomain,
+		Namespace:      id.Namespace,
+		ServiceAccount: id.ServiceAccount,
+		Key:            c.Key,
+		TTL:            c.TTL,
+		GraceRatio:     c.GraceRatio,
+		GraceJitter:    c.GraceJitter,
+		Logger:         logger,
+		Metrics:        a.metrics,
+	})
+}
+
+// newStatus takes the status port. Its checks are those of the parts that have a health.
+func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsproxy.Relay) (*status.Server, error) {
+	c := status.Config{
+		Address:      a.bootstrap.StatusAddress(),
+		Gatherer:     a.metrics,
+		Registerer:   a.metrics,
+		Started:      a.Started,
+		Quit:         a.stopNow,
+		Certificates: func() any { return certificates.Certificates() },
+		XDS:          func() any { return relay.Status() },
+		Config:       func() any { return a.Config.Settings },
+		Logger:       a.Logger.With("part", "status"),
+	}
+	if a.envoy != nil {
+		c.Drain = a.envoy.drain
+		if a.Config.MergeEnvoyStats {
+			c.EnvoyStatsURL = a.bootstrap.StatsURL()
+		}
+	}
+	for _, p := range parts {
+		c.Checks = append(c.Checks, status.Check{Name: p.name, Func: p.health})
+	}
+	return status.New(c)
+}

@@ -1,0 +1,172 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+// Config is all that the agent does its work by. Resolve makes it; nothing else reads the environment.
+type Config struct {
+	// Identity says who the proxy is.
+	Identity Identity
+	// Proxy is Istio's own configuration of a proxy, all sources merged.
+	Proxy *meshv1.ProxyConfig
+
+	Envoy        EnvoyConfig
+	ControlPlane ControlPlaneConfig
+	Certificates CertificateConfig
+	Shutdown     ShutdownConfig
+
+	// Bind, when valid, is the one address that the agent's and Envoy's own ports are bound to.
+	Bind netip.Addr
+	// MergeEnvoyStats joins Envoy's statistics to the agent's own at /metrics.
+	MergeEnvoyStats bool
+
+	// Settings tells each value and where it came from, in the order of resolution.
+	Settings []Setting
+	// Warnings are what was given and will not do what its author may expect.
+	Warnings []string
+}
+
+// Identity says who a proxy is.
+type Identity struct {
+	Type           bootstrap.Type
+	IPs            []netip.Addr
+	Name           string
+	Namespace      string
+	ServiceAccount string
+	TrustDomain    string
+	Domain         string
+	ClusterID      string
+	Labels         map[string]string
+	Annotations    map[string]string
+	Metadata       map[string]any
+}
+
+// SPIFFEID is the identity that the proxy asks a certificate for.
+func (i Identity) SPIFFEID() string {
+	return fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", i.TrustDomain, i.Namespace, i.ServiceAccount)
+}
+
+// EnvoyConfig says how Envoy is found, started and watched.
+type EnvoyConfig struct {
+	Disabled bool
+	// Path is --envoy-path, EnvPath is ENVOY_PATH, SearchPath is PATH, CacheDir the project's cache.
+	Path, EnvPath, SearchPath, CacheDir string
+	LogLevel, ComponentLogLevel         string
+	Concurrency                         int
+	ReadinessPort, PrometheusPort       uint32
+	OutlierLog                          string
+	DualStack                           bool
+	// Restart starts an Envoy that died again, while that does not happen too often.
+	Restart bool
+}
+
+// ControlPlaneConfig says where configuration comes from.
+type ControlPlaneConfig struct {
+	Address           string
+	Plaintext         bool
+	RootFile          string // SYSTEM for the system's roots
+	ServerName        string
+	SANs              []string
+	TokenFile         string // empty for none
+	Headers           map[string]string
+	SotW              bool
+	Socket            string
+	KeepaliveInterval time.Duration
+	KeepaliveTimeout  time.Duration
+}
+
+// CertificateConfig says where certificates come from.
+type CertificateConfig struct {
+	Address    string
+	Plaintext  bool
+	RootFile   string // SYSTEM for the system's roots
+	ServerName string
+	TokenFile  string // empty for none
+	Headers    map[string]string
+	// Files is a directory with cert-chain.pem, key.pem and root-cert.pem, which take the place of the authority's.
+	Files       string
+	Key         sds.KeyType
+	TTL         time.Duration
+	GraceRatio  float64
+	GraceJitter float64
+	Socket      string
+}
+
+// ShutdownConfig says how the agent ends.
+type ShutdownConfig struct {
+	// Drain is how long clients are given to leave; with WhenIdle the drain ends as soon as no connection is left, but
+	// not before Minimum.
+	Drain    time.Duration
+	WhenIdle bool
+	Minimum  time.Duration
+	// Stop is how long Envoy is given to end after the drain, before it is killed.
+	Stop time.Duration
+}
+
+// Setting is one value of the configuration and where it came from.
+type Setting struct {
+	Name   string `json:"name" yaml:"name"`
+	Value  string `json:"value" yaml:"value"`
+	Source string `json:"source" yaml:"source"`
+}
+
+// The sources of settings that are not named by a flag, a variable or a file.
+const (
+	sourceDefault     = "default"
+	sourceProxyConfig = "environment PROXY_CONFIG"
+	sourceAnnotation  = "annotation proxy.istio.io/config"
+)
+
+// Names of ports and paths by the agent's contract.
+const (
+	defaultDiscovery  = "istiod.istio-system.svc:15012"
+	defaultMeshFile   = "./etc/istio/config/mesh"
+	defaultConfigPath = "./etc/istio/proxy"
+	labelsFile        = "./etc/istio/pod/labels"
+	annotationsFile   = "./etc/istio/pod/annotations"
+	istiodRoot        = "./var/run/secrets/istio/root-cert.pem"
+	kubernetesRoot    = "./var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+	customRoot        = "./etc/certs/root-cert.pem"
+	thirdPartyToken   = "./var/run/secrets/tokens/istio-token"
+	firstPartyToken   = "./var/run/secrets/kubernetes.io/serviceaccount/token"
+	identityDir       = "./var/run/secrets/workload-spiffe-uds/"
+	identityFiles     = "./var/run/secrets/workload-spiffe-credentials"
+	mountedFiles      = "./etc/certs"
+	bootstrapFile     = "envoy-rev.json"
+)
+
+// bootstrap is the part of the configuration that Envoy's bootstrap is made of.
+func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
+	return bootstrap.Config{
+		Type:             c.Identity.Type,
+		IPs:              c.Identity.IPs,
+		Name:             c.Identity.Name,
+		Namespace:        c.Identity.Namespace,
+		Domain:           c.Identity.Domain,
+		ServiceAccount:   c.Identity.ServiceAccount,
+		Labels:           c.Identity.Labels,
+		Annotations:      c.Identity.Annotations,
+		Metadata:         c.Identity.Metadata,
+		ProxyConfig:      c.Proxy,
+		ControlPlaneSANs: c.ControlPlane.SANs,
+		ControlPlaneRoot: c.ControlPlane.RootFile,
+		IstioVersion:     istioVersion,
+		SotW:             c.ControlPlane.SotW,
+		Bind:             c.Bind,
+		ReadinessPort:    c.Envoy.ReadinessPort,
+		PrometheusPort:   c.Envoy.PrometheusPort,
+		XDSSocket:        c.ControlPlane.Socket,
+		SDSSocket:        c.Certificates.Socket,
+		DualStack:        c.Envoy.DualStack,
+		CountConnections: c.Shutdown.WhenIdle,
+		OutlierLog:       c.Envoy.OutlierLog,
+	}
+}

@@ -1,0 +1,254 @@
+package agent
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	securityv1 "istio.io/api/security/v1alpha1"
+)
+
+const (
+	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
+	testToken    = "a-token"
+)
+
+// controlPlane is the least that an agent needs: it signs certificates for whoever has the token, and gives each proxy
+// one listener that answers with the proxy's own certificate.
+type controlPlane struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	securityv1.UnimplementedIstioCertificateServiceServer
+
+	address  string
+	key      *ecdsa.PrivateKey
+	root     *x509.Certificate
+	rootPEM  []byte
+	tls      tls.Certificate
+	listener *listenerv3.Listener // what proxies get
+	node     atomic.Pointer[corev3.Node]
+}
+
+// newControlPlane has an address, and begins to answer with start.
+func newControlPlane(t *testing.T, listen string) *controlPlane {
+	t.Helper()
+	c := &controlPlane{listener: tlsListener(t, listen)}
+	c.key = newKey(t)
+	c.root, c.rootPEM = c.sign(t, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "test root"}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign,
+	}, c.key)
+	key := newKey(t)
+	leaf, _ := c.sign(t, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "control plane"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, key)
+	c.tls = tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}
+	c.address = freeAddress(t)
+	return c
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func newKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+var serial atomic.Int64
+
+// sign fills in a certificate and signs it; the root signs itself.
+func (c *controlPlane) sign(t *testing.T, template *x509.Certificate, key *ecdsa.PrivateKey) (*x509.Certificate, []byte) {
+	t.Helper()
+	template.SerialNumber = big.NewInt(serial.Add(1))
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
+	parent := c.root
+	if parent == nil {
+		parent = template
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// start answers until the test ends, or stop is called.
+func (c *controlPlane) start(t *testing.T) (stop func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", c.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(&c.tls)))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, c)
+	securityv1.RegisterIstioCertificateServiceServer(s, c)
+	served := make(chan struct{})
+	go func() { defer close(served); _ = s.Serve(l) }()
+	stop = func() { s.Stop(); <-served }
+	t.Cleanup(stop)
+	return stop
+}
+
+func (c *controlPlane) authorize(ctx context.Context) error {
+	md, _ := metadata.FromIncomingContext(ctx)
+	if got := md.Get("authorization"); len(got) != 1 || got[0] != "Bearer "+testToken {
+		return status.Error(codes.Unauthenticated, "no token, or a wrong one")
+	}
+	return nil
+}
+
+// CreateCertificate signs what it is asked.
+func (c *controlPlane) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
+	if err := c.authorize(ctx); err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode([]byte(r.GetCsr()))
+	if block == nil {
+		return nil, status.Error(codes.InvalidArgument, "the CSR is not PEM")
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(serial.Add(1)), URIs: csr.URIs,
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, c.root, csr.PublicKey, c.key)
+	if err != nil {
+		return nil, err
+	}
+	leaf := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return &securityv1.IstioCertificateResponse{CertChain: []string{string(leaf), string(c.rootPEM)}}, nil
+}
+
+// DeltaAggregatedResources answers the first request of each type.
+func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	if err := c.authorize(s.Context()); err != nil {
+		return err
+	}
+	for {
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		if r.GetNode() != nil {
+			c.node.Store(r.GetNode())
+		}
+		if r.GetResponseNonce() != "" {
+			continue
+		}
+		response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: r.GetTypeUrl(), SystemVersionInfo: "1"}
+		if r.GetTypeUrl() == listenerType {
+			response.Resources = []*discoveryv3.Resource{{Name: "test", Version: "1", Resource: mustAny(c.listener)}}
+		}
+		if err := s.Send(response); err != nil {
+			return err
+		}
+	}
+}
+
+func mustAny(m proto.Message) *anypb.Any {
+	a, err := anypb.New(m)
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
+
+// tlsListener answers "hello" to whoever connects with TLS; its certificate is the proxy's own, by SDS.
+func tlsListener(t *testing.T, address string) *listenerv3.Listener {
+	t.Helper()
+	hcm := mustAny(&hcmv3.HttpConnectionManager{
+		StatPrefix: "test",
+		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{
+			VirtualHosts: []*routev3.VirtualHost{{Name: "all", Domains: []string{"*"}, Routes: []*routev3.Route{{
+				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+				Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
+					Status: 200, Body: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "hello"}},
+				}},
+			}}}},
+		}},
+		HttpFilters: []*hcmv3.HttpFilter{{Name: "router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: mustAny(&routerv3.Router{})}}},
+	})
+	secret := &tlsv3.SdsSecretConfig{Name: "default", SdsConfig: &corev3.ConfigSource{
+		ResourceApiVersion: corev3.ApiVersion_V3,
+		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
+			ApiType: corev3.ApiConfigSource_GRPC, TransportApiVersion: corev3.ApiVersion_V3, SetNodeOnFirstMessageOnly: true,
+			GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: "sds-grpc"},
+			}}},
+		}},
+	}}
+	tlsContext := mustAny(&tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
+		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{secret},
+	}})
+	return &listenerv3.Listener{
+		Name: "test", TrafficDirection: corev3.TrafficDirection_INBOUND,
+		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+			Address: address, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 8443},
+		}}},
+		FilterChains: []*listenerv3.FilterChain{{
+			Filters:         []*listenerv3.Filter{{Name: "hcm", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: hcm}}},
+			TransportSocket: &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: tlsContext}},
+		}},
+	}
+}
+
+// dialProxy makes a TLS connection to the proxy's listener, and gives the identity that the proxy showed.
+func dialProxy(address string) (*tls.Conn, string, error) {
+	d := &net.Dialer{Timeout: time.Second}
+	c, err := tls.DialWithDialer(d, "tcp", net.JoinHostPort(address, "8443"), &tls.Config{InsecureSkipVerify: true})
+	if err != nil {
+		return nil, "", err
+	}
+	certs := c.ConnectionState().PeerCertificates
+	if len(certs) == 0 || len(certs[0].URIs) == 0 {
+		return nil, "", errors.Join(errors.New("the proxy's certificate has no URI"), c.Close())
+	}
+	return c, fmt.Sprint(certs[0].URIs[0]), nil
+}

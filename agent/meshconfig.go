@@ -1,0 +1,163 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+)
+
+func defaultProxyConfig() *meshv1.ProxyConfig {
+	return &meshv1.ProxyConfig{
+		ConfigPath:               defaultConfigPath,
+		ClusterName:              &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: "istio-proxy"},
+		DrainDuration:            durationpb.New(45 * time.Second),
+		TerminationDrainDuration: durationpb.New(5 * time.Second),
+		ProxyAdminPort:           15000,
+		ControlPlaneAuthPolicy:   meshv1.AuthenticationPolicy_MUTUAL_TLS,
+		DiscoveryAddress:         defaultDiscovery,
+		StatNameLength:           189,
+		StatusPort:               15020,
+		FileFlushInterval:        durationpb.New(time.Second),
+	}
+}
+
+// layers merges sources of ProxyConfig, each over those before it, and remembers which gave each field.
+type layers struct {
+	merged  *meshv1.ProxyConfig
+	sources map[protoreflect.Name]string
+}
+
+func newLayers() *layers {
+	l := &layers{merged: defaultProxyConfig(), sources: map[protoreflect.Name]string{}}
+	l.merged.ProtoReflect().Range(func(fd protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		l.sources[fd.Name()] = sourceDefault
+		return true
+	})
+	return l
+}
+
+// readMeshFile reads Istio's MeshConfig; a file that is not there says nothing.
+func readMeshFile(file string) (*meshv1.MeshConfig, document, error) {
+	mesh := &meshv1.MeshConfig{}
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return mesh, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the mesh configuration: %w", err)
+	}
+	doc, err := parseStrict(string(b), mesh)
+	if err != nil {
+		return nil, nil, fmt.Errorf("mesh configuration %s: %w; the fields are those of Istio's MeshConfig", file, err)
+	}
+	return mesh, doc, nil
+}
+
+// addYAML merges a ProxyConfig in YAML over what there is.
+func (l *layers) addYAML(text, source string) error {
+	if strings.TrimSpace(text) == "" {
+		return nil
+	}
+	layer := &meshv1.ProxyConfig{}
+	doc, err := parseStrict(text, layer)
+	if err != nil {
+		return fmt.Errorf("%s: %w; the fields are those of Istio's ProxyConfig", source, err)
+	}
+	l.add(layer, doc, source)
+	return nil
+}
+
+// add replaces the fields that the document has. The entries of proxyMetadata are merged one by one instead, as in
+// Istio, because each is a setting of its own.
+func (l *layers) add(layer *meshv1.ProxyConfig, doc document, source string) {
+	from, to := layer.ProtoReflect(), l.merged.ProtoReflect()
+	fields := from.Descriptor().Fields()
+	for key := range doc {
+		fd := fields.ByJSONName(key)
+		if fd == nil {
+			fd = fields.ByTextName(key)
+		}
+		if fd == nil {
+			continue
+		}
+		switch {
+		case fd.Name() == "proxy_metadata":
+			if l.merged.ProxyMetadata == nil {
+				l.merged.ProxyMetadata = map[string]string{}
+			}
+			for k, v := range layer.GetProxyMetadata() {
+				l.merged.ProxyMetadata[k] = v
+			}
+		case from.Has(fd):
+			to.Set(fd, from.Get(fd))
+		default:
+			to.Clear(fd)
+		}
+		if one := fd.ContainingOneof(); one != nil {
+			for i := range one.Fields().Len() {
+				delete(l.sources, one.Fields().Get(i).Name())
+			}
+		}
+		l.sources[fd.Name()] = source
+	}
+}
+
+// source is where a field's value came from, by its name in the proto file.
+func (l *layers) source(field protoreflect.Name) string {
+	if s, ok := l.sources[field]; ok {
+		return s
+	}
+	return sourceDefault
+}
+
+// settings are all fields that are set, by the names of the YAML.
+func (l *layers) settings() []Setting {
+	var list []Setting
+	fields := l.merged.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		source, known := l.sources[fd.Name()]
+		if !known {
+			continue
+		}
+		list = append(list, Setting{Name: fd.JSONName(), Value: fieldText(l.merged, fd), Source: source})
+	}
+	return list
+}
+
+// fieldText is a field as it would be written in YAML on one line.
+func fieldText(m proto.Message, fd protoreflect.FieldDescriptor) string {
+	one := m.ProtoReflect().New()
+	if m.ProtoReflect().Has(fd) {
+		one.Set(fd, m.ProtoReflect().Get(fd))
+	}
+	b, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(one.Interface())
+	if err != nil {
+		return err.Error()
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(b, &fields); err != nil {
+		return err.Error()
+	}
+	raw := fields[fd.JSONName()]
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return text
+	}
+	var anything any
+	if err := json.Unmarshal(raw, &anything); err != nil {
+		return string(raw)
+	}
+	compact, _ := json.Marshal(anything)
+	return string(compact)
+}

@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// part is one thing that the agent keeps running.
+type part struct {
+	name string
+	run  func(context.Context) error
+	// restart starts the part again, with a back-off, when it fails; otherwise its failure ends the agent.
+	restart bool
+	// health is asked by readiness probes; nil for a part that a proxy can be ready without.
+	health func() (ok bool, reason string)
+}
+
+// group runs parts until its context ends.
+type group struct {
+	logger *slog.Logger
+	wait   sync.WaitGroup
+	failed chan error // gets the first failure of a part that is not restarted
+}
+
+func newGroup(logger *slog.Logger) *group {
+	return &group{logger: logger, failed: make(chan error, 1)}
+}
+
+// start runs the part beside the others.
+func (g *group) start(ctx context.Context, p part) {
+	g.wait.Go(func() {
+		if err := g.keep(ctx, p); err != nil {
+			select {
+			case g.failed <- err:
+			default: // another part failed first, and that ends the agent already
+			}
+		}
+	})
+}
+
+// keep runs the part, again and again if that is its rule.
+func (g *group) keep(ctx context.Context, p part) error {
+	allowed := partBudget()
+	for {
+		err := safely(ctx, p)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("%s ended without being asked to", p.name)
+		}
+		wait, again := allowed.fail(time.Now())
+		if !p.restart || !again {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		g.logger.Error("a part failed and is started again", "part", p.name, "error", err, "after", wait)
+		if !sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// safely turns a panic into an error, so that a fault in one part leaves Envoy and the other parts running.
+func safely(ctx context.Context, p part) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return p.run(ctx)
+}
+
+// sleep waits, and says whether the time passed before the context ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

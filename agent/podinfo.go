@@ -1,0 +1,49 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// readPodInfo reads labels or annotations as Kubernetes' downward API writes them. A file that is not there is no pod's.
+func readPodInfo(file string) (map[string]string, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the pod's %s: %w", file, err)
+	}
+	values, err := parseDownward(string(b))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return values, nil
+}
+
+// parseDownward reads lines of key="escaped value".
+func parseDownward(text string) (map[string]string, error) {
+	values := map[string]string{}
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimSpace(line)
+		if line == "" {
+			continue
+		}
+		key, quoted, ok := strings.Cut(line, "=")
+		if !ok {
+			return nil, fmt.Errorf("line %d: %q is not key=\"value\"", n, line)
+		}
+		value, err := strconv.Unquote(quoted)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: the value of %s is not a quoted string: %s", n, key, quoted)
+		}
+		values[key] = value
+	}
+	return values, nil
+}

@@ -1,0 +1,112 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+)
+
+// report is what a dry run shows.
+type report struct {
+	Settings  []Setting       `json:"settings,omitempty"`
+	Warnings  []string        `json:"warnings,omitempty"`
+	Bootstrap json.RawMessage `json:"bootstrap,omitempty"`
+}
+
+func newReport(c *Config, withBootstrap bool) (*report, error) {
+	r := &report{Settings: c.Settings, Warnings: c.Warnings}
+	if !withBootstrap {
+		return r, nil
+	}
+	text, err := bootstrapJSON(c)
+	r.Bootstrap = text
+	return r, err
+}
+
+func bootstrapJSON(c *Config) ([]byte, error) {
+	b, err := bootstrap.Build(c.bootstrap(istioVersion))
+	if err != nil {
+		return nil, err
+	}
+	return bootstrap.JSON(b)
+}
+
+// The formats that reports are printed in.
+const (
+	formatTable = "table"
+	formatJSON  = "json"
+	formatYAML  = "yaml"
+)
+
+func (r *report) print(w io.Writer, format string) error {
+	switch format {
+	case formatTable:
+		return r.printTable(w)
+	case formatJSON:
+		text, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w, "%s\n", text)
+		return err
+	case formatYAML:
+		return r.printYAML(w)
+	}
+	return usagef("output format %q is not known; use table, json or yaml", format)
+}
+
+// printYAML goes through JSON, so that both formats have the same names.
+func (r *report) printYAML(w io.Writer) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return err
+	}
+	blockStyle(&doc)
+	e := yaml.NewEncoder(w)
+	e.SetIndent(2)
+	if err := e.Encode(&doc); err != nil {
+		return err
+	}
+	return e.Close()
+}
+
+// blockStyle undoes the style of the JSON that the nodes were read from.
+func blockStyle(n *yaml.Node) {
+	n.Style = 0
+	for _, child := range n.Content {
+		blockStyle(child)
+	}
+}
+
+func (r *report) printTable(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "SETTING\tVALUE\tSOURCE")
+	for _, s := range r.Settings {
+		value := s.Value
+		if value == "" {
+			value = "-"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", s.Name, value, s.Source)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, warning := range r.Warnings {
+		fmt.Fprintf(w, "\nwarning: %s\n", warning)
+	}
+	if r.Bootstrap == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "\nBOOTSTRAP\n%s\n", bytes.TrimSpace(r.Bootstrap))
+	return err
+}

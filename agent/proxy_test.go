@@ -1,0 +1,375 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+func TestProxyTellsWhatItWaitsForUntilItIsReady(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.1.1")
+	r := s.start(t)
+	r.eventually("reasons without a control plane", func() error {
+		ready, reasons, err := r.reasons()
+		switch {
+		case err != nil:
+			return err
+		case ready:
+			t.Fatal("ready without a control plane")
+		case !strings.Contains(reasons["certificates"], s.cp.address), !strings.Contains(reasons["xds"], s.cp.address),
+			!strings.Contains(reasons["envoy"], "INITIALIZING"):
+			return fmt.Errorf("reasons: %v", reasons)
+		}
+		return nil
+	})
+	s.cp.start(t)
+	r.waitReady()
+	if code, body, err := r.http("GET", "15021/healthz/ready"); err != nil || code != 200 {
+		t.Errorf("through Envoy's own port: %d %s %v", code, body, err)
+	}
+	c, identity, err := dialProxy(s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if want := "spiffe://cluster.local/ns/books/sa/shop"; identity != want {
+		t.Errorf("the proxy's certificate is for %s, want %s", identity, want)
+	}
+	if _, body, _ := r.http("GET", "15020/debug/certz"); !strings.Contains(body, identity) {
+		t.Errorf("/debug/certz does not tell %s: %s", identity, body)
+	}
+	if _, body, _ := r.http("GET", "15020/debug/xdsz"); !strings.Contains(body, listenerType) {
+		t.Errorf("/debug/xdsz does not tell of listeners: %s", body)
+	}
+	if _, body, _ := r.http("GET", "15020/metrics"); !strings.Contains(body, "envoy_server_live") || !strings.Contains(body, "go_goroutines") {
+		t.Error("/metrics has not the metrics of both agent and Envoy")
+	}
+	if got, want := s.cp.node.Load().GetId(), "sidecar~127.88.1.1~shop-1.books~books.svc.cluster.local"; got != want {
+		t.Errorf("node id %q, want %q", got, want)
+	}
+}
+
+func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.2.1")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	r.signal(syscall.SIGTERM)
+	r.eventually("readiness fails while it drains, and the status port still answers", func() error {
+		ready, reasons, err := r.reasons()
+		if err == nil && ready {
+			err = errors.New("still ready")
+		}
+		if err == nil && !strings.Contains(reasons["envoy"], "draining") {
+			err = fmt.Errorf("reasons: %v", reasons)
+		}
+		return err
+	})
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if !strings.Contains(r.out.String(), "the drain time is over") {
+		t.Error("the log does not say that the drain was waited for")
+	}
+	r.nothingLeft()
+}
+
+func TestSecondSignalCutsTheDrainShort(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.3.1")
+	s.env = append(s.env, fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, terminationDrainDuration: 600s}`, s.cp.address))
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	r.signal(os.Interrupt)
+	r.eventually("draining", func() error {
+		_, reasons, err := r.reasons()
+		if err == nil && !strings.Contains(reasons["envoy"], "draining") {
+			err = fmt.Errorf("reasons: %v", reasons)
+		}
+		return err
+	})
+	r.signal(os.Interrupt)
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	r.nothingLeft()
+}
+
+func TestDrainEndsWithTheLastConnection(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.4.1")
+	s.env = append(s.env, "EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "MINIMUM_DRAIN_DURATION=0s",
+		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, terminationDrainDuration: 600s}`, s.cp.address))
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	c, _, err := dialProxy(s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.signal(syscall.SIGTERM)
+	r.eventually("the connection is counted while it drains", func() error {
+		_, body, err := r.http("GET", "15000/stats?filter=127.88.4.1_8443.downstream_cx_active")
+		if err == nil && !strings.Contains(body, ": 1") {
+			err = fmt.Errorf("stats: %s", body)
+		}
+		return err
+	})
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if !strings.Contains(r.out.String(), "no connection is left") {
+		t.Error("the log does not say that it ended because no connection was left")
+	}
+}
+
+func TestOrdersOnTheStatusPort(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.5.1")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
+		t.Fatalf("POST /drain: %d %s %v", code, body, err)
+	}
+	r.eventually("not ready once drained", func() error {
+		ready, _, err := r.reasons()
+		if err == nil && ready {
+			err = errors.New("still ready")
+		}
+		return err
+	})
+	if code, body, err := r.http("POST", "15020/quitquitquit"); err != nil || code != 200 {
+		t.Fatalf("POST /quitquitquit: %d %s %v", code, body, err)
+	}
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	r.nothingLeft()
+}
+
+func TestKilledEnvoyEndsTheAgentWithItsVerdict(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.6.1")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if code := r.exit(); code != 137 {
+		t.Errorf("exit code %d, want 137", code)
+	}
+	if !strings.Contains(r.out.String(), "Envoy ended") {
+		t.Error("the agent does not say that Envoy ended")
+	}
+	r.nothingLeft()
+}
+
+func TestKilledEnvoyIsRestartedWhenAskedFor(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.7.1")
+	s.args = append(s.args, "--restart")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	first := r.envoy()
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("another Envoy", func() error {
+		if r.envoy() == first {
+			return errors.New("still the first")
+		}
+		return nil
+	})
+	r.waitReady()
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	r.nothingLeft()
+}
+
+func TestEnvoyThatKeepsFailingIsGivenUpWithItsOwnCode(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.8.1")
+	s.write(t, "envoy", "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }\necho cannot go on >&2\nexit 3\n")
+	path := filepath.Join(s.dir, "envoy")
+	if err := os.Chmod(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.args = append(s.args, "--restart", "--envoy-path", path)
+	r := s.start(t)
+	if code := r.exit(); code != 3 {
+		t.Errorf("exit code %d, want Envoy's own, 3", code)
+	}
+	if out := r.out.String(); !strings.Contains(out, "cannot go on") || !strings.Contains(out, "restarted 5 times") {
+		t.Error("the output tells neither Envoy's last words nor how often it was restarted")
+	}
+}
+
+func TestEnvoyDiesWithItsAgent(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.9.1")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	pid := r.envoy()
+	r.signal(syscall.SIGKILL)
+	r.exit()
+	eventually(t, "Envoy is gone", func() error {
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("kill -0 %d: %v", pid, err)
+		}
+		return nil
+	})
+}
+
+func TestMissingTokenIsNamedInTheReasons(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.10.1")
+	token := filepath.Join(s.dir, "var/run/secrets/tokens/istio-token")
+	if err := os.Remove(token); err != nil {
+		t.Fatal(err)
+	}
+	s.cp.start(t)
+	r := s.start(t)
+	r.eventually("the reason names the file", func() error {
+		_, reasons, err := r.reasons()
+		if err == nil && !strings.Contains(reasons["certificates"], "./var/run/secrets/tokens/istio-token") {
+			err = fmt.Errorf("reasons: %v", reasons)
+		}
+		return err
+	})
+	s.write(t, "var/run/secrets/tokens/istio-token", testToken)
+	r.waitReady()
+}
+
+func TestStartIsRefusedWithTheReason(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		address string
+		change  func(t *testing.T, s *setup)
+		code    int
+		want    []string
+	}{
+		"no Envoy": {"127.88.11.1", func(_ *testing.T, s *setup) {
+			s.env = append(s.env, "ENVOY_PATH=/nowhere/envoy")
+		}, 127, []string{"/nowhere/envoy", "ENVOY_PATH"}},
+		"status port in use": {"127.88.12.1", func(t *testing.T, s *setup) {
+			l, err := net.Listen("tcp", s.address+":15020")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = l.Close() })
+		}, 1, []string{"127.88.12.1:15020", fmt.Sprint(os.Getpid())}},
+		"wrong value": {"127.88.13.1", func(_ *testing.T, s *setup) {
+			s.env = append(s.env, "SECRET_TTL=soon", "ENVOY_STATUS_PORT=99999")
+		}, 2, []string{"SECRET_TTL", "soon", "24h", "ENVOY_STATUS_PORT", "99999"}},
+		"wrong mesh file": {"127.88.14.1", func(t *testing.T, s *setup) {
+			s.write(t, "etc/istio/config/mesh", "defaultConfig:\n  drainDuration: 5s\n  drainDuratoin: 5s\n")
+		}, 2, []string{"etc/istio/config/mesh", "line 3", "drainDuratoin"}},
+		"wrong flag value": {"127.88.15.1", func(_ *testing.T, s *setup) {
+			s.args = append(s.args, "--concurrency=many")
+		}, 2, []string{"concurrency", "many"}},
+		"wrong type": {"127.88.16.1", func(_ *testing.T, s *setup) {
+			s.args = []string{"proxy", "ztunnel"}
+		}, 2, []string{"ztunnel", "sidecar"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSetup(t, tc.address)
+			tc.change(t, s)
+			r := s.start(t)
+			if code := r.exit(); code != tc.code {
+				t.Errorf("exit code %d, want %d", code, tc.code)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(r.out.String(), want) {
+					t.Errorf("the output does not say %q", want)
+				}
+			}
+		})
+	}
+}
+
+func TestUnknownFlagIsToleratedWithAWarning(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.17.1")
+	s.args = []string{"proxy", "sidecar", "--someFlagOfTomorrow=1", "--templateFile=x", "--profiling=false", "--log_output_level=default:info"}
+	s.env = append(s.env, "ENVOY_PATH=/nowhere/envoy")
+	r := s.start(t)
+	if code := r.exit(); code != 127 {
+		t.Errorf("exit code %d: the flag was not tolerated", code)
+	}
+	if !strings.Contains(r.out.String(), "--someFlagOfTomorrow") {
+		t.Error("no warning names the flag")
+	}
+}
+
+func TestWaitAndRequestSpeakToTheProxy(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.18.1")
+	s.cp.start(t)
+	r := s.start(t)
+	wait := *s
+	wait.args = []string{"wait", "--periodMillis", "20"}
+	if w := wait.start(t); w.exit() != 0 {
+		t.Errorf("wait: %s", w.out)
+	}
+	ask := *s
+	ask.args = []string{"request", "GET", "server_info"}
+	if a := ask.start(t); a.exit() != 0 || !strings.Contains(a.out.String(), testenv.EnvoyVersion) {
+		t.Errorf("request GET server_info: %s", a.out)
+	}
+	ask.args = []string{"request", "--debug-port=15020", "POST", "drain"}
+	if a := ask.start(t); a.exit() != 0 {
+		t.Errorf("request POST drain: %s", a.out)
+	}
+	wait.args = []string{"wait", "--timeoutSeconds", "1", "--periodMillis", "20"}
+	if w := wait.start(t); w.exit() != 255 || !strings.Contains(w.out.String(), "draining") {
+		t.Errorf("wait for a draining proxy: %s", w.out)
+	}
+	r.signal(syscall.SIGTERM)
+	r.exit()
+}
+
+func TestAgentWithoutEnvoyServesAndEndsWhenAskedTo(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.19.1")
+	s.env = append(s.env, "DISABLE_ENVOY=true", "ENVOY_PATH=/nowhere/envoy")
+	s.cp.start(t)
+	r := s.start(t)
+	r.eventually("a certificate without an Envoy", func() error {
+		_, reasons, err := r.reasons()
+		if err == nil && reasons["certificates"] != "" {
+			err = errors.New(reasons["certificates"])
+		}
+		return err
+	})
+	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 404 {
+		t.Errorf("POST /drain: %d %s %v, want 404: there is nothing to drain", code, body, err)
+	}
+	if code, body, err := r.http("POST", "15020/quitquitquit"); err != nil || code != 200 {
+		t.Errorf("POST /quitquitquit: %d %s %v", code, body, err)
+	}
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	r.nothingLeft()
+}

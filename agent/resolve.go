@@ -1,0 +1,273 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+// Inputs are what a configuration is made of, besides the files that the working directory holds by contract.
+type Inputs struct {
+	Flags Flags
+	// Env is the environment, as "name=value".
+	Env []string
+	// Interfaces gives the machine's addresses; nil gives none.
+	Interfaces func() ([]netip.Addr, error)
+	// CacheDir is the project's cache, where an Envoy may lie.
+	CacheDir string
+}
+
+// Flags are the command line of `proxy`. Given says which flags were there.
+type Flags struct {
+	Type              string
+	Domain            string
+	MeshConfig        string
+	ServiceCluster    string
+	LogLevel          string
+	ComponentLogLevel string
+	OutlierLog        string
+	Concurrency       int
+	EnvoyPath         string
+	Restart           bool
+	Given             map[string]bool
+}
+
+// Resolve makes the configuration: defaults, then the mesh file, PROXY_CONFIG and the pod's annotation, each over those
+// before it, then variables and flags. What is wrong is refused, all of it at once, with name, value and remedy.
+func Resolve(in Inputs) (*Config, error) {
+	r := &resolver{in: in, env: newEnvironment(in.Env), layers: newLayers(), config: &Config{}}
+	if err := r.proxyType(); err != nil {
+		return nil, err
+	}
+	if err := r.proxyConfig(); err != nil {
+		return nil, err
+	}
+	r.identity()
+	r.controlPlane()
+	r.certificates()
+	r.envoy()
+	r.shutdown()
+	r.others()
+	if err := r.env.err(); err != nil {
+		return nil, err
+	}
+	r.config.Settings = append(r.env.settings, r.layers.settings()...)
+	r.config.Warnings = r.env.warnings
+	return r.config, nil
+}
+
+type resolver struct {
+	in     Inputs
+	env    *environment
+	layers *layers
+	mesh   *meshv1.MeshConfig
+	file   string // the mesh file
+	config *Config
+}
+
+func (r *resolver) proxyType() error {
+	switch t := bootstrap.Type(cmp.Or(r.in.Flags.Type, string(bootstrap.Sidecar))); t {
+	case bootstrap.Sidecar, bootstrap.Router:
+		r.config.Identity.Type = t
+		source := "argument"
+		if r.in.Flags.Type == "" {
+			source = sourceDefault
+		}
+		r.env.note("type", t, source)
+		return nil
+	case "waypoint", "ztunnel", "agentgateway":
+		return fmt.Errorf("proxy type %q is not supported yet; use sidecar or router", t)
+	default:
+		return fmt.Errorf("proxy type %q is not known; use sidecar or router", t)
+	}
+}
+
+// proxyConfig merges the sources of Istio's ProxyConfig.
+func (r *resolver) proxyConfig() error {
+	r.file = cmp.Or(r.in.Flags.MeshConfig, defaultMeshFile)
+	mesh, doc, err := readMeshFile(r.file)
+	if err != nil {
+		return err
+	}
+	r.mesh = mesh
+	if section := doc.section("defaultConfig"); section != nil {
+		r.layers.add(mesh.GetDefaultConfig(), section, "mesh file "+r.file)
+	}
+	if err := r.layers.addYAML(r.env.vars["PROXY_CONFIG"], sourceProxyConfig); err != nil {
+		return err
+	}
+	if err := r.pod(); err != nil {
+		return err
+	}
+	if err := r.annotations(); err != nil {
+		return err
+	}
+	if r.in.Flags.Given["serviceCluster"] {
+		r.layers.merged.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: r.in.Flags.ServiceCluster}
+		r.layers.sources["service_cluster"] = "flag --serviceCluster"
+	}
+	r.config.Proxy = r.layers.merged
+	return nil
+}
+
+// pod reads the labels and annotations of the pod that the proxy is in.
+func (r *resolver) pod() (err error) {
+	if r.config.Identity.Labels, err = readPodInfo(labelsFile); err != nil {
+		return err
+	}
+	r.config.Identity.Annotations, err = readPodInfo(annotationsFile)
+	return err
+}
+
+// annotations that change the proxy's configuration; the two of their own win over the one for all.
+func (r *resolver) annotations() error {
+	a := r.config.Identity.Annotations
+	if err := r.layers.addYAML(a["proxy.istio.io/config"], sourceAnnotation); err != nil {
+		return err
+	}
+	if v := a["sidecar.istio.io/discoveryAddress"]; v != "" {
+		r.layers.merged.DiscoveryAddress = v
+		r.layers.sources["discovery_address"] = "annotation sidecar.istio.io/discoveryAddress"
+	}
+	if v := a["status.sidecar.istio.io/port"]; v != "" {
+		port, err := parsePort(v)
+		if err != nil {
+			return fmt.Errorf("annotation status.sidecar.istio.io/port: %q: write a port from 1 to 65535", v)
+		}
+		r.layers.merged.StatusPort = port
+		r.layers.sources["status_port"] = "annotation status.sidecar.istio.io/port"
+	}
+	return nil
+}
+
+func (r *resolver) controlPlane() {
+	c := &r.config.ControlPlane
+	c.Address = r.config.Proxy.GetDiscoveryAddress()
+	if err := checkHostPort(c.Address); err != nil {
+		r.env.errs = append(r.env.errs, fmt.Errorf("discoveryAddress (%s): %q: %w",
+			r.layers.source("discovery_address"), c.Address, err))
+		return
+	}
+	c.Plaintext = r.plaintext(c.Address)
+	r.env.note("controlPlane.plaintext", c.Plaintext, "controlPlaneAuthPolicy and the port of discoveryAddress")
+	c.TokenFile = r.tokenFile()
+	c.RootFile = r.env.text("controlPlane.rootFile", "XDS_ROOT_CA", r.defaultRoot(), r.env.origin("PILOT_CERT_PROVIDER"))
+	c.ServerName = r.env.text("controlPlane.serverName", "ISTIOD_SAN", hostOf(c.Address), "discoveryAddress")
+	if san := r.env.vars["ISTIOD_SAN"]; san != "" {
+		c.SANs = []string{san}
+	}
+	c.Headers = r.env.headers("XDS_HEADER_")
+	c.SotW = !r.env.boolean("controlPlane.delta", "ISTIO_DELTA_XDS", true)
+	c.Socket = socketPath(cmp.Or(r.config.Proxy.GetConfigPath(), defaultConfigPath), "XDS")
+	r.env.note("controlPlane.socket", c.Socket, "configPath")
+	c.KeepaliveInterval = r.env.duration("controlPlane.keepaliveInterval", "GRPC_KEEPALIVE_INTERVAL", 30*time.Second)
+	c.KeepaliveTimeout = r.env.duration("controlPlane.keepaliveTimeout", "GRPC_KEEPALIVE_TIMEOUT", 10*time.Second)
+}
+
+// plaintext is how Istio's agent decides it: by the policy, or by the port that never has TLS.
+func (r *resolver) plaintext(address string) bool {
+	return r.config.Proxy.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE || strings.HasSuffix(address, ":15010")
+}
+
+func (r *resolver) tokenFile() string {
+	switch r.env.choice("jwtPolicy", "JWT_POLICY", "third-party-jwt", "third-party-jwt", "first-party-jwt", "none") {
+	case "first-party-jwt":
+		return firstPartyToken
+	case "none":
+		return ""
+	}
+	return thirdPartyToken
+}
+
+func (r *resolver) defaultRoot() string {
+	switch provider := cmp.Or(r.env.vars["PILOT_CERT_PROVIDER"], "istiod"); {
+	case provider == "kubernetes":
+		return kubernetesRoot
+	case provider == "custom":
+		return customRoot
+	case provider == "istiod" || provider == "none" || strings.HasPrefix(provider, "k8s.io/"):
+		return istiodRoot
+	default:
+		r.env.refuse("PILOT_CERT_PROVIDER", provider, "use one of istiod, kubernetes, custom, none, k8s.io/<signer>")
+		return istiodRoot
+	}
+}
+
+func (r *resolver) certificates() {
+	c := &r.config.Certificates
+	if p := r.env.vars["CA_PROVIDER"]; p != "" && p != "Citadel" {
+		r.env.refuse("CA_PROVIDER", p, "only Citadel (Istio's CreateCertificate API) is there; leave it out")
+	}
+	c.Address = r.env.text("certificates.address", "CA_ADDR", r.config.ControlPlane.Address, "discoveryAddress")
+	if err := checkHostPort(c.Address); err != nil && c.Address != r.config.ControlPlane.Address {
+		r.env.refuse("CA_ADDR", c.Address, err.Error())
+	}
+	c.Plaintext = r.plaintext(c.Address)
+	c.RootFile = r.env.text("certificates.rootFile", "CA_ROOT_CA", r.defaultRoot(), r.env.origin("PILOT_CERT_PROVIDER"))
+	c.ServerName = hostOf(c.Address)
+	if c.Address == r.config.ControlPlane.Address {
+		c.ServerName = r.config.ControlPlane.ServerName
+	}
+	c.TokenFile = r.config.ControlPlane.TokenFile
+	c.Headers = r.env.headers("CA_HEADER_")
+	c.Key, c.Files = r.key(), r.files()
+	c.TTL = r.env.duration("certificates.ttl", "SECRET_TTL", 24*time.Hour)
+	c.GraceRatio = r.env.ratio("certificates.graceRatio", "SECRET_GRACE_PERIOD_RATIO", 0.5)
+	c.GraceJitter = r.env.ratio("certificates.graceJitter", "SECRET_GRACE_PERIOD_RATIO_JITTER", 0.01)
+	c.Socket = socketPath(identityDir, r.socketFile())
+	r.env.note("certificates.socket", c.Socket, r.env.origin("WORKLOAD_IDENTITY_SOCKET_FILE"))
+}
+
+// key is the kind of key that a certificate is asked for.
+func (r *resolver) key() sds.KeyType {
+	switch a := r.env.vars["ECC_SIGNATURE_ALGORITHM"]; a {
+	case "":
+		r.env.note("certificates.algorithm", "RSA", sourceDefault)
+		r.env.choice("certificates.rsaBits", "WORKLOAD_RSA_KEY_SIZE", "2048", "2048")
+		return sds.RSA2048
+	case "ECDSA":
+		r.env.note("certificates.algorithm", a, "environment ECC_SIGNATURE_ALGORITHM")
+		r.env.choice("certificates.curve", "ECC_CURVE", "P256", "P256")
+	default:
+		r.env.refuse("ECC_SIGNATURE_ALGORITHM", a, "use ECDSA, or leave it out for RSA")
+	}
+	return sds.ECDSAP256
+}
+
+// files is where an identity lies that somebody else renews, if there is one. The places are those of Istio's agent.
+func (r *resolver) files() string {
+	for _, dir := range []string{identityFiles, mountedFiles} {
+		if _, err := os.Stat(filepath.Join(dir, "cert-chain.pem")); err == nil {
+			r.env.note("certificates.files", dir, "cert-chain.pem was found there")
+			return dir
+		}
+	}
+	return ""
+}
+
+func (r *resolver) socketFile() string {
+	name := cmp.Or(r.env.vars["WORKLOAD_IDENTITY_SOCKET_FILE"], "socket")
+	if name != filepath.Base(name) || name == ".." || name == "." {
+		r.env.refuse("WORKLOAD_IDENTITY_SOCKET_FILE", name, "write the name of a file in "+identityDir+", without slashes")
+		return "socket"
+	}
+	return name
+}
+
+// socketPath joins a directory and a name, and keeps the "./" that shows a path to be relative.
+func socketPath(dir, name string) string {
+	path := filepath.Join(dir, name)
+	if !filepath.IsAbs(path) {
+		path = "./" + path
+	}
+	return path
+}

@@ -1,0 +1,311 @@
+package agent
+
+import (
+	"bytes"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// inDir moves the test to a directory with these files.
+func inDir(t *testing.T, files map[string]string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+}
+
+func resolve(t *testing.T, in Inputs) *Config {
+	t.Helper()
+	c, err := Resolve(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func env(pairs ...string) Inputs {
+	return Inputs{Env: append([]string{"INSTANCE_IP=10.1.1.1"}, pairs...)}
+}
+
+func (c *Config) setting(name string) Setting {
+	for _, s := range c.Settings {
+		if s.Name == name {
+			return s
+		}
+	}
+	return Setting{}
+}
+
+func TestEachSourceWinsOverThoseBeforeIt(t *testing.T) {
+	files := map[string]string{
+		"etc/istio/config/mesh": "trustDomain: example.org\ndefaultConfig:\n  discoveryAddress: mesh.example:15012\n  drainDuration: 10s\n" +
+			"  terminationDrainDuration: 11s\n  concurrency: 3\n  proxyMetadata: {ISTIO_META_A: mesh, ISTIO_META_B: mesh}\n",
+		"etc/istio/pod/annotations": "proxy.istio.io/config=\"terminationDrainDuration: 33s\\nconcurrency: 0\\nproxyMetadata:\\n  ISTIO_META_B: pod\\n\"\n" +
+			"status.sidecar.istio.io/port=\"16020\"\n",
+		"etc/istio/pod/labels": "app=\"reviews\"\npod-template-hash=\"xyz\"\n",
+	}
+	inDir(t, files)
+	in := env(`PROXY_CONFIG={"drainDuration":"22s","terminationDrainDuration":"22s"}`, "POD_NAMESPACE=books",
+		`ISTIO_METAJSON_LABELS={"app":"static","version":"v1"}`, "ISTIO_META_C=env", `ISTIO_METAJSON_OTHER={"D":["x"]}`)
+	in.Flags = Flags{ServiceCluster: "shop", Given: map[string]bool{"serviceCluster": true}}
+	c := resolve(t, in)
+
+	want := map[string]Setting{
+		"discoveryAddress":         {Value: "mesh.example:15012", Source: "mesh file ./etc/istio/config/mesh"},
+		"drainDuration":            {Value: "22s", Source: "environment PROXY_CONFIG"},
+		"terminationDrainDuration": {Value: "33s", Source: "annotation proxy.istio.io/config"},
+		"statusPort":               {Value: "16020", Source: "annotation status.sidecar.istio.io/port"},
+		"proxyAdminPort":           {Value: "15000", Source: "default"},
+		"serviceCluster":           {Value: "shop", Source: "flag --serviceCluster"},
+		"envoy.concurrency":        {Value: "0", Source: "annotation proxy.istio.io/config"},
+		"trustDomain":              {Value: "example.org", Source: "mesh file ./etc/istio/config/mesh"},
+		"namespace":                {Value: "books", Source: "environment POD_NAMESPACE"},
+		"metadata.A":               {Value: "mesh", Source: "proxyMetadata ISTIO_META_A"},
+		"metadata.B":               {Value: "pod", Source: "proxyMetadata ISTIO_META_B"},
+		"metadata.C":               {Value: "env", Source: "environment ISTIO_META_C"},
+		"label app":                {Value: "reviews", Source: "file ./etc/istio/pod/labels"},
+		"label version":            {Value: "v1", Source: "environment ISTIO_METAJSON_LABELS"},
+		"label pod-template-hash":  {},
+	}
+	for name, w := range want {
+		got := c.setting(name)
+		if got.Value != w.Value || got.Source != w.Source {
+			t.Errorf("%s: %q from %q, want %q from %q", name, got.Value, got.Source, w.Value, w.Source)
+		}
+	}
+	if c.Shutdown.Drain != 33*time.Second || c.Proxy.GetStatusPort() != 16020 || c.Identity.ClusterID != "" {
+		t.Errorf("the resolved values are not those of the settings: %+v", c.Shutdown)
+	}
+}
+
+func TestDefaultsAreThoseOfTheContract(t *testing.T) {
+	inDir(t, nil)
+	c := resolve(t, env("POD_NAME=p", "POD_NAMESPACE=n"))
+	if c.Identity.Type != bootstrap.Sidecar || c.Identity.Domain != "n.svc.cluster.local" || c.Identity.TrustDomain != "cluster.local" {
+		t.Errorf("identity: %+v", c.Identity)
+	}
+	if got, want := c.Identity.SPIFFEID(), "spiffe://cluster.local/ns/n/sa/default"; got != want {
+		t.Errorf("SPIFFE ID %s, want %s", got, want)
+	}
+	wantCP := ControlPlaneConfig{
+		Address: "istiod.istio-system.svc:15012", RootFile: "./var/run/secrets/istio/root-cert.pem",
+		ServerName: "istiod.istio-system.svc", TokenFile: "./var/run/secrets/tokens/istio-token",
+		Socket: "./etc/istio/proxy/XDS", KeepaliveInterval: 30 * time.Second, KeepaliveTimeout: 10 * time.Second,
+		Headers: map[string]string{},
+	}
+	if diff := cmp.Diff(wantCP, c.ControlPlane); diff != "" {
+		t.Errorf("control plane: %s", diff)
+	}
+	wantCerts := CertificateConfig{
+		Address: wantCP.Address, RootFile: wantCP.RootFile, ServerName: wantCP.ServerName, TokenFile: wantCP.TokenFile,
+		Key: sds.RSA2048, TTL: 24 * time.Hour, GraceRatio: 0.5, GraceJitter: 0.01,
+		Socket: "./var/run/secrets/workload-spiffe-uds/socket", Headers: map[string]string{},
+	}
+	if diff := cmp.Diff(wantCerts, c.Certificates); diff != "" {
+		t.Errorf("certificates: %s", diff)
+	}
+	if want := (ShutdownConfig{Drain: 5 * time.Second, Minimum: 5 * time.Second, Stop: 5 * time.Second}); c.Shutdown != want {
+		t.Errorf("shutdown: %+v, want %+v", c.Shutdown, want)
+	}
+}
+
+func TestVariablesOfTheContract(t *testing.T) {
+	inDir(t, map[string]string{"etc/certs/cert-chain.pem": ""})
+	c := resolve(t, env("CA_ADDR=ca.example:443", "CA_ROOT_CA=SYSTEM", "XDS_ROOT_CA=./roots.pem", "ISTIOD_SAN=istiod.example",
+		"JWT_POLICY=first-party-jwt", "ECC_SIGNATURE_ALGORITHM=ECDSA", "SECRET_TTL=1h", "SECRET_GRACE_PERIOD_RATIO=0.2",
+		"ISTIO_CPU_LIMIT=1500m", "XDS_HEADER_x-team=a", "CA_HEADER_x-ca=b", "ISTIO_DELTA_XDS=false", "ENVOY_STATUS_PORT=1",
+		"EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "ISTIO_META_CLUSTER_ID=c1", "WORKLOAD_IDENTITY_SOCKET_FILE=other", "OUTPUT_CERTS=/out"))
+	switch {
+	case c.Certificates.Address != "ca.example:443", c.Certificates.RootFile != "SYSTEM", c.Certificates.ServerName != "ca.example",
+		c.Certificates.Key != sds.ECDSAP256, c.Certificates.TTL != time.Hour, c.Certificates.GraceRatio != 0.2,
+		c.Certificates.Headers["x-ca"] != "b", c.Certificates.Files != "./etc/certs",
+		c.Certificates.Socket != "./var/run/secrets/workload-spiffe-uds/other":
+		t.Errorf("certificates: %+v", c.Certificates)
+	case c.ControlPlane.RootFile != "./roots.pem", c.ControlPlane.ServerName != "istiod.example",
+		c.ControlPlane.TokenFile != "./var/run/secrets/kubernetes.io/serviceaccount/token",
+		c.ControlPlane.Headers["x-team"] != "a", !c.ControlPlane.SotW:
+		t.Errorf("control plane: %+v", c.ControlPlane)
+	case c.Envoy.Concurrency != 2, c.Envoy.ReadinessPort != 1, c.Identity.ClusterID != "c1":
+		t.Errorf("envoy: %+v", c.Envoy)
+	case !c.Shutdown.WhenIdle, c.Shutdown.Drain != 45*time.Second:
+		t.Errorf("a drain until idle that nobody bounded has to be bounded by drainDuration: %+v", c.Shutdown)
+	}
+	if len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "OUTPUT_CERTS") {
+		t.Errorf("warnings: %q, want one of OUTPUT_CERTS", c.Warnings)
+	}
+	for _, s := range c.Settings {
+		if s.Value == "a" || s.Value == "b" {
+			t.Errorf("the value of a header, which may be secret, is shown: %+v", s)
+		}
+	}
+}
+
+func TestPlaintextIsByPolicyOrPort(t *testing.T) {
+	inDir(t, nil)
+	for config, want := range map[string]bool{
+		`{discoveryAddress: "a:15010"}`:                               true,
+		`{discoveryAddress: "a:15012"}`:                               false,
+		`{discoveryAddress: "a:15012", controlPlaneAuthPolicy: NONE}`: true,
+	} {
+		if got := resolve(t, env("PROXY_CONFIG="+config)).ControlPlane.Plaintext; got != want {
+			t.Errorf("%s: plaintext %v, want %v", config, got, want)
+		}
+	}
+}
+
+func TestAddressesAreOfTheInstanceFirst(t *testing.T) {
+	inDir(t, nil)
+	in := env()
+	in.Interfaces = func() ([]netip.Addr, error) {
+		return []netip.Addr{netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("fd00::1")}, nil
+	}
+	if got, want := resolve(t, in).Identity.IPs, []netip.Addr{netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("fd00::1")}; !slices.Equal(got, want) {
+		t.Errorf("addresses %v, want %v", got, want)
+	}
+	in.Env = []string{"INSTANCE_IP=127.77.3.1"}
+	if got, want := resolve(t, in).Identity.IPs, []netip.Addr{netip.MustParseAddr("127.77.3.1")}; !slices.Equal(got, want) {
+		t.Errorf("a loopback address does not stand alone: %v, want %v", got, want)
+	}
+	if _, err := Resolve(Inputs{}); err == nil || !strings.Contains(err.Error(), "INSTANCE_IP") {
+		t.Errorf("no address at all: %v", err)
+	}
+}
+
+func TestBadValuesAreRefusedWithNameValueAndRemedy(t *testing.T) {
+	cases := map[string]struct {
+		env, file string
+		want      []string
+	}{
+		"duration":         {"SECRET_TTL=soon", "", []string{"SECRET_TTL", `"soon"`, "24h"}},
+		"negative":         {"MINIMUM_DRAIN_DURATION=-1s", "", []string{"MINIMUM_DRAIN_DURATION", `"-1s"`}},
+		"port":             {"ENVOY_PROMETHEUS_PORT=0", "", []string{"ENVOY_PROMETHEUS_PORT", `"0"`, "65535"}},
+		"boolean":          {"ISTIO_DELTA_XDS=maybe", "", []string{"ISTIO_DELTA_XDS", `"maybe"`, "true or false"}},
+		"ratio":            {"SECRET_GRACE_PERIOD_RATIO=NaN", "", []string{"SECRET_GRACE_PERIOD_RATIO", `"NaN"`, "0 to 1"}},
+		"choice":           {"JWT_POLICY=x", "", []string{"JWT_POLICY", `"x"`, "third-party-jwt"}},
+		"key":              {"ECC_SIGNATURE_ALGORITHM=ED25519", "", []string{"ECC_SIGNATURE_ALGORITHM", `"ED25519"`, "ECDSA"}},
+		"CPU":              {"ISTIO_CPU_LIMIT=two", "", []string{"ISTIO_CPU_LIMIT", `"two"`, "500m"}},
+		"address":          {"PROXY_BIND_ADDRESS=here", "", []string{"PROXY_BIND_ADDRESS", `"here"`, "IP address"}},
+		"metadata":         {"ISTIO_METAJSON_X=[1]", "", []string{"ISTIO_METAJSON_X", "[1]", "JSON object"}},
+		"socket":           {"WORKLOAD_IDENTITY_SOCKET_FILE=../x", "", []string{"WORKLOAD_IDENTITY_SOCKET_FILE", `"../x"`}},
+		"name":             {"POD_NAME=a~b", "", []string{"POD_NAME", `"a~b"`}},
+		"CA":               {"CA_ADDR=ca", "", []string{"CA_ADDR", `"ca"`, "host:port"}},
+		"two uses":         {"ENVOY_STATUS_PORT=15090", "", []string{"ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT", "15090"}},
+		"discovery":        {`PROXY_CONFIG={discoveryAddress: x}`, "", []string{"discoveryAddress", "PROXY_CONFIG", `"x"`, "host:port"}},
+		"unknown field":    {`PROXY_CONFIG={concurency: 2}`, "", []string{"PROXY_CONFIG", "concurency", "unknown field"}},
+		"wrong type":       {`PROXY_CONFIG={drainDuration: 5}`, "", []string{"PROXY_CONFIG", "drainDuration", "5", "5s"}},
+		"wrong enum":       {`PROXY_CONFIG={interceptionMode: ALL}`, "", []string{"interceptionMode", "ALL", "REDIRECT"}},
+		"not YAML":         {`PROXY_CONFIG={`, "", []string{"PROXY_CONFIG"}},
+		"mesh file":        {"", "defaultConfig:\n  proxyStatsMatcher:\n    inclusionPrefixes: all\n", []string{"line 3", "defaultConfig.proxyStatsMatcher.inclusionPrefixes", "all", "list"}},
+		"mesh file's root": {"", "trustDomain: x\nrootNamespaces: y\n", []string{"line 2", "rootNamespaces", "unknown field"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inDir(t, map[string]string{"etc/istio/config/mesh": tc.file})
+			_, err := Resolve(env(tc.env))
+			if err == nil {
+				t.Fatal("it was accepted")
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error does not say %s: %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+func TestAllBadValuesAreToldAtOnce(t *testing.T) {
+	inDir(t, nil)
+	_, err := Resolve(env("SECRET_TTL=x", "ISTIO_DELTA_XDS=y", "JWT_POLICY=z"))
+	for _, want := range []string{"SECRET_TTL", "ISTIO_DELTA_XDS", "JWT_POLICY"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is not told: %v", want, err)
+		}
+	}
+}
+
+func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
+	golden, err := filepath.Abs("testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inDir(t, map[string]string{
+		"etc/istio/config/mesh": "defaultConfig:\n  discoveryAddress: 127.77.0.1:15012\n  concurrency: 1\n  tracing: {zipkin: {address: \"z:9411\"}}\n",
+		"etc/istio/pod/labels":  "app=\"reviews\"\nversion=\"v1\"\n",
+	})
+	c := resolve(t, Inputs{Env: []string{"POD_NAME=reviews-v1-1", "POD_NAMESPACE=default", "INSTANCE_IP=127.77.3.1",
+		"PROXY_BIND_ADDRESS=127.77.3.1", "ISTIO_META_INTERCEPTION_MODE=NONE", "ISTIO_META_APP_ADDRESS=127.77.3.2"}})
+	for _, format := range []string{formatTable, formatJSON, formatYAML} {
+		r, err := newReport(c, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got bytes.Buffer
+		if err := r.print(&got, format); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(golden, "dry-run."+format)
+		if *update {
+			if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatalf("%v (write it with -update)", err)
+		}
+		if diff := cmp.Diff(string(want), got.String()); diff != "" {
+			t.Errorf("-o %s differs from its golden file (accept it with -update):\n%s", format, diff)
+		}
+	}
+}
+
+func TestCPUsAreRoundedUp(t *testing.T) {
+	for text, want := range map[string]int{"1": 1, "2": 2, "1.2": 2, "500m": 1, "1001m": 2, "0": 0} {
+		if got, err := parseCPUs(text); err != nil || got != want {
+			t.Errorf("%s: %d %v, want %d", text, got, err, want)
+		}
+	}
+}
+
+func FuzzProxyConfigIsReadOrRefused(f *testing.F) {
+	for _, seed := range []string{"", "concurrency: 2", "{drainDuration: 5s}", "proxyMetadata: {A: b}", "tracing: {sampling: x}", "1: 2", "- a", "runtimeValues: {a: 1}"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		l := newLayers()
+		if l.addYAML(text, "fuzz") == nil {
+			l.settings()
+		}
+	})
+}
+
+func FuzzDownwardFileIsReadOrRefused(f *testing.F) {
+	for _, seed := range []string{"", "a=\"b\"\n", "a=\"b\\nc\"\nd=\"\"", "a=b", "=\"x\"", "a"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		_, _ = parseDownward(text)
+	})
+}

@@ -1,0 +1,160 @@
+package bootstrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// Encode builds the bootstrap and writes it as Envoy reads it; the same configuration gives the same bytes.
+//
+// It says what JSON(Build(c)) says, at a fraction of the cost. The protobuf library prepares, for the first message that
+// it encodes, every message type that can be reached from it, which is most of Envoy's API: 10 ms of start-up, and 2 MB
+// that an agent would carry for as long as it lives, for one file that is written once. This goes by the tags of the
+// generated structs instead. Enumerations are written as their numbers, since their names are in what is not prepared.
+func Encode(c Config) ([]byte, error) {
+	b, a, err := assemble(c)
+	if err != nil {
+		return nil, err
+	}
+	e := encoder{packed: a.messages}
+	tree := e.message(reflect.ValueOf(b).Elem())
+	if e.err != nil {
+		return nil, e.err
+	}
+	var out bytes.Buffer
+	j := json.NewEncoder(&out)
+	j.SetEscapeHTML(false)
+	j.SetIndent("", "  ")
+	if err := j.Encode(tree); err != nil {
+		return nil, fmt.Errorf("bootstrap: encoding it as JSON: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// encoder turns generated messages into what encoding/json writes, by the rules of protobuf's JSON.
+type encoder struct {
+	packed map[*anypb.Any]proto.Message
+	err    error
+}
+
+func (e *encoder) message(m reflect.Value) map[string]any {
+	fields := map[string]any{}
+	for i := range m.NumField() {
+		e.field(fields, m.Type().Field(i), m.Field(i))
+	}
+	return fields
+}
+
+func (e *encoder) field(fields map[string]any, f reflect.StructField, v reflect.Value) {
+	if _, choice := f.Tag.Lookup("protobuf_oneof"); choice {
+		if !v.IsNil() {
+			one := v.Elem().Elem()
+			fields[protoName(one.Type().Field(0))] = e.value(one.Field(0))
+		}
+		return
+	}
+	if name := protoName(f); name != "" && !unset(v) {
+		fields[name] = e.value(v)
+	}
+}
+
+// protoName is the field's name in the proto file, or nothing for what is not a field.
+func protoName(f reflect.StructField) string {
+	for part := range strings.SplitSeq(f.Tag.Get("protobuf"), ",") {
+		if name, ok := strings.CutPrefix(part, "name="); ok {
+			return name
+		}
+	}
+	return ""
+}
+
+// unset says that a field has no value, or its type's zero value, which is the same in protobuf unless there is a
+// pointer to it.
+func unset(v reflect.Value) bool {
+	switch v.Kind() {
+	case reflect.Slice, reflect.Map:
+		return v.Len() == 0
+	}
+	return v.IsZero()
+}
+
+func (e *encoder) value(v reflect.Value) any {
+	switch v.Kind() {
+	case reflect.Pointer:
+		return e.pointer(v)
+	case reflect.Slice:
+		return e.list(v)
+	case reflect.Map:
+		entries := map[string]any{}
+		for _, key := range v.MapKeys() {
+			entries[fmt.Sprint(key.Interface())] = e.value(v.MapIndex(key))
+		}
+		return entries
+	case reflect.Int64:
+		return strconv.FormatInt(v.Int(), 10)
+	case reflect.Uint64:
+		return strconv.FormatUint(v.Uint(), 10)
+	case reflect.Int32:
+		return v.Int() // numbers, and enumerations
+	}
+	return v.Interface()
+}
+
+func (e *encoder) list(v reflect.Value) any {
+	if v.Type().Elem().Kind() == reflect.Uint8 {
+		return v.Bytes() // encoding/json writes base64, as protobuf does
+	}
+	list := make([]any, v.Len())
+	for i := range list {
+		list[i] = e.value(v.Index(i))
+	}
+	return list
+}
+
+// pointer is a message, or a scalar that may be absent.
+func (e *encoder) pointer(v reflect.Value) any {
+	switch m := v.Interface().(type) {
+	case *anypb.Any:
+		return e.any(m)
+	case *durationpb.Duration:
+		return durationText(m)
+	case *structpb.Struct:
+		return m.AsMap()
+	case *structpb.Value:
+		return m.AsInterface()
+	}
+	if v.Elem().Kind() != reflect.Struct {
+		return e.value(v.Elem())
+	}
+	if strings.HasSuffix(v.Type().Elem().PkgPath(), "/wrapperspb") {
+		return e.value(v.Elem().FieldByName("Value"))
+	}
+	return e.message(v.Elem())
+}
+
+func (e *encoder) any(a *anypb.Any) any {
+	m, ok := e.packed[a]
+	if !ok {
+		e.err = fmt.Errorf("bootstrap: a packed %s is not known to the encoder", a.GetTypeUrl())
+		return nil
+	}
+	fields := e.message(reflect.ValueOf(m).Elem())
+	fields["@type"] = a.GetTypeUrl()
+	return fields
+}
+
+func durationText(d *durationpb.Duration) string {
+	if d.GetNanos() == 0 {
+		return fmt.Sprintf("%ds", d.GetSeconds())
+	}
+	return fmt.Sprintf("%d.%09ds", d.GetSeconds(), d.GetNanos())
+}

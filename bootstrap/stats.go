@@ -1,0 +1,225 @@
+package bootstrap
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	metricsv3 "github.com/envoyproxy/go-control-plane/envoy/config/metrics/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Annotations of a pod that change its proxy's statistics. Each wins over the same setting of ProxyConfig.
+const (
+	annotationPrefixes  = "sidecar.istio.io/statsInclusionPrefixes"
+	annotationSuffixes  = "sidecar.istio.io/statsInclusionSuffixes"
+	annotationRegexps   = "sidecar.istio.io/statsInclusionRegexps"
+	annotationExtraTags = "sidecar.istio.io/extraStatTags"
+	annotationBuckets   = "sidecar.istio.io/statsHistogramBuckets"
+	annotationFlush     = "sidecar.istio.io/statsFlushInterval"
+	annotationEviction  = "sidecar.istio.io/statsEvictionInterval"
+)
+
+// What is always kept: what the agent's readiness reads, what operators of a mesh rely on, and nothing besides, because
+// each statistic costs memory in every proxy.
+var (
+	requiredPrefixes = []string{"cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "control_plane.connected_state"}
+	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied"}
+	requiredRegexps  = []string{`vhost\..*\.route\..*`}
+)
+
+// activeConnections is the statistic that tells how many connections a listener has.
+const activeConnections = "downstream_cx_active"
+
+const podIP = "{pod_ip}"
+
+func statsConfig(c Config) (*metricsv3.StatsConfig, error) {
+	buckets, err := histogramBuckets(c.Annotations[annotationBuckets])
+	if err != nil {
+		return nil, err
+	}
+	return &metricsv3.StatsConfig{
+		UseAllDefaultTags:       wrapperspb.Bool(false),
+		StatsTags:               statsTags(extraTags(c)),
+		StatsMatcher:            statsMatcher(c),
+		HistogramBucketSettings: buckets,
+	}, nil
+}
+
+// extraTags are those of ProxyConfig and of the annotation, each once.
+func extraTags(c Config) []string {
+	var tags []string
+	all := append(slices.Clone(c.ProxyConfig.GetExtraStatTags()), splitList(c.Annotations[annotationExtraTags])...)
+	for _, tag := range all {
+		if tag != "" && !slices.Contains(tags, tag) {
+			tags = append(tags, tag)
+		}
+	}
+	return tags
+}
+
+// statsTags are how labels are cut out of statistics' names.
+func statsTags(extra []string) []*metricsv3.TagSpecifier {
+	const address = `(((?:[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*))\.)`
+	tags := []*metricsv3.TagSpecifier{
+		tag("cluster_name", `^cluster\.((.+?(\..+?\.svc\.cluster\.local)?)\.)`),
+		tag("tcp_prefix", `^tcp\.((.*?)\.)\w+?$`),
+		tag("response_code", `_rq(_(\d{3}))$`),
+		tag("response_code_class", `_rq(_(\dxx))$`),
+		tag("http_conn_manager_listener_prefix", `^listener(?=\.).*?\.http\.`+address),
+		tag("http_conn_manager_prefix", `^http\.`+address),
+		tag("listener_address", `^listener\.`+address),
+		tag("mongo_prefix", `^mongo\.(.+?)\.(collection|cmd|cx_|op_|delays_|decoding_)(.*?)$`),
+	}
+	for _, name := range extra {
+		tags = append(tags, tag(name, fmt.Sprintf(`(%s=\.=(.*?);\.;)`, name)))
+	}
+	return append(tags,
+		tag("cache", `(cache\.(.+?)\.)`),
+		tag("component", `(component\.(.+?)\.)`),
+		tag("tag", `(tag\.(.+?);\.)`),
+		tag("wasm_filter", `(wasm_filter\.(.+?)\.)`),
+		tag("authz_enforce_result", `rbac(\.(allowed|denied))`),
+		tag("authz_dry_run_action", `(\.istio_dry_run_(allow|deny)_)`),
+		tag("authz_dry_run_result", `(\.shadow_(allowed|denied))`),
+	)
+}
+
+func tag(name, regex string) *metricsv3.TagSpecifier {
+	return &metricsv3.TagSpecifier{TagName: name, TagValue: &metricsv3.TagSpecifier_Regex{Regex: regex}}
+}
+
+func statsMatcher(c Config) *metricsv3.StatsMatcher {
+	configured := c.ProxyConfig.GetProxyStatsMatcher()
+	suffixes := requiredSuffixes
+	if c.CountConnections {
+		suffixes = append(slices.Clone(suffixes), activeConnections)
+	}
+	var patterns []*matcherv3.StringMatcher
+	patterns = append(patterns, prefix("reporter="))
+	for _, p := range inclusions(c, annotationPrefixes, configured.GetInclusionPrefixes(), requiredPrefixes) {
+		patterns = append(patterns, prefix(p))
+	}
+	for _, s := range inclusions(c, annotationSuffixes, configured.GetInclusionSuffixes(), suffixes) {
+		patterns = append(patterns, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Suffix{Suffix: s}})
+	}
+	for _, r := range inclusions(c, annotationRegexps, configured.GetInclusionRegexps(), requiredRegexps) {
+		patterns = append(patterns, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_SafeRegex{
+			SafeRegex: &matcherv3.RegexMatcher{Regex: r},
+		}})
+	}
+	patterns = append(patterns, prefix("component"), prefix("istio"))
+	return &metricsv3.StatsMatcher{StatsMatcher: &metricsv3.StatsMatcher_InclusionList{
+		InclusionList: &matcherv3.ListStringMatcher{Patterns: patterns},
+	}}
+}
+
+func prefix(p string) *matcherv3.StringMatcher {
+	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: p}}
+}
+
+// inclusions are the annotation's patterns, or else ProxyConfig's, and always those required. {pod_ip} stands for each of
+// the proxy's addresses.
+func inclusions(c Config, annotation string, configured, required []string) []string {
+	wanted := splitList(c.Annotations[annotation])
+	if len(wanted) == 0 {
+		wanted = configured
+	}
+	var patterns []string
+	for _, p := range append(slices.Clone(wanted), required...) {
+		if p == "" || slices.Contains(patterns, p) {
+			continue
+		}
+		if !strings.Contains(p, podIP) {
+			patterns = append(patterns, p)
+			continue
+		}
+		for _, ip := range c.IPs {
+			patterns = append(patterns, strings.ReplaceAll(p, podIP, ip.String()))
+		}
+	}
+	return patterns
+}
+
+func splitList(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ",")
+}
+
+// histogramBuckets reads {"prefix": [1, 5, 10], …}.
+func histogramBuckets(annotation string) ([]*metricsv3.HistogramBucketSettings, error) {
+	if annotation == "" {
+		return nil, nil
+	}
+	byPrefix := map[string][]float64{}
+	if err := json.Unmarshal([]byte(annotation), &byPrefix); err != nil {
+		return nil, fmt.Errorf(`annotation %s: %q: %w; write it as {"<prefix of the statistic>": [1, 5, 10]}`,
+			annotationBuckets, annotation, err)
+	}
+	var settings []*metricsv3.HistogramBucketSettings
+	for p, buckets := range byPrefix {
+		settings = append(settings, &metricsv3.HistogramBucketSettings{Match: prefix(p), Buckets: buckets})
+	}
+	slices.SortFunc(settings, func(a, b *metricsv3.HistogramBucketSettings) int {
+		return strings.Compare(a.GetMatch().GetPrefix(), b.GetMatch().GetPrefix())
+	})
+	return settings, nil
+}
+
+// statsIntervals sets how often statistics are flushed, and how often idle ones are dropped.
+func statsIntervals(c Config, b *bootstrapv3.Bootstrap) error {
+	flush, err := annotationDuration(c, annotationFlush)
+	if err != nil {
+		return err
+	}
+	eviction, err := annotationDuration(c, annotationEviction)
+	if err != nil {
+		return err
+	}
+	b.StatsFlushInterval = flush
+	if eviction != nil {
+		b.StatsEviction = &bootstrapv3.Bootstrap_StatsEvictionInterval{StatsEvictionInterval: eviction}
+	}
+	return nil
+}
+
+func annotationDuration(c Config, name string) (*durationpb.Duration, error) {
+	text := c.Annotations[name]
+	if text == "" {
+		return nil, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return nil, fmt.Errorf("annotation %s: %q is not a positive duration; write it as 10s or 2m", name, text)
+	}
+	return durationpb.New(d), nil
+}
+
+// statsSinks sends statistics to statsd when ProxyConfig names one by address.
+func statsSinks(c Config, a *anys) []*metricsv3.StatsSink {
+	address := c.ProxyConfig.GetStatsdUdpAddress()
+	if address == "" {
+		return nil
+	}
+	host, portText, err := net.SplitHostPort(address)
+	port, portErr := strconv.ParseUint(portText, 10, 16)
+	if err != nil || portErr != nil || net.ParseIP(host) == nil {
+		a.fail(fmt.Errorf("statsdUdpAddress %q is not <IP address>:<port>; Envoy does not resolve names here", address))
+		return nil
+	}
+	return []*metricsv3.StatsSink{{
+		Name: "envoy.stat_sinks.statsd",
+		ConfigType: &metricsv3.StatsSink_TypedConfig{TypedConfig: a.of(&metricsv3.StatsdSink{
+			StatsdSpecifier: &metricsv3.StatsdSink_Address{Address: udp(host, uint32(port))},
+		})},
+	}}
+}
