@@ -99,7 +99,6 @@ func (s *Server) Run(ctx context.Context) error {
 	defer cancel()
 	server := grpc.NewServer(
 		grpc.Creds(uds.ServerCredentials(s.config.AllowedUIDs, s.config.Logger)),
-		grpc.SharedWriteBuffer(true),
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)

@@ -160,7 +160,6 @@ func (r *Relay) server() *grpc.Server {
 		grpc.Creds(uds.ServerCredentials(r.config.AllowedUIDs, r.log)),
 		grpc.ForceServerCodecV2(codec{}),
 		grpc.MaxRecvMsgSize(math.MaxInt32),
-		grpc.SharedWriteBuffer(true),
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)

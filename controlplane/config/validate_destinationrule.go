@@ -130,6 +130,7 @@ func (s scope) outlierDetection(o *networking.OutlierDetection) {
 	}
 	s.field("interval").millisecond(o.GetInterval())
 	s.field("baseEjectionTime").millisecond(o.GetBaseEjectionTime())
+	//lint:ignore SA1019 the field is deprecated, and documents have it
 	s.field("consecutiveErrors").notNegative(o.GetConsecutiveErrors())
 	s.field("maxEjectionPercent").percent(float64(o.GetMaxEjectionPercent()))
 	s.field("minHealthPercent").percent(float64(o.GetMinHealthPercent()))

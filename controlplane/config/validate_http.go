@@ -55,6 +55,7 @@ func (s scope) fault(f *networking.HTTPFaultInjection) {
 		at.field("fixedDelay").millisecond(delay.GetFixedDelay())
 		at.field("exponentialDelay").millisecond(delay.GetExponentialDelay())
 		at.field("percentage").percentage(delay.GetPercentage())
+		//lint:ignore SA1019 the field is deprecated, and documents have it
 		at.field("percent").percent(float64(delay.GetPercent()))
 	}
 	if abort := f.GetAbort(); abort != nil {
@@ -103,7 +104,9 @@ func (s scope) mirrors(r *networking.HTTPRoute) {
 		s.item("mirrors", i).field("percentage").percentage(m.GetPercentage())
 	}
 	s.field("mirrorPercentage").percentage(r.GetMirrorPercentage())
+	//lint:ignore SA1019 the field is deprecated, and documents have it
 	s.field("mirrorPercent").percent(float64(r.GetMirrorPercent().GetValue()))
+	//lint:ignore SA1019 the field is deprecated, and documents have it
 	if r.GetMirror() == nil && (r.GetMirrorPercentage() != nil || r.GetMirrorPercent() != nil) {
 		s.warn("", "a share of requests to mirror, and no mirror", "set mirror")
 	}

@@ -64,7 +64,6 @@ func (s Server) options(why *cause) []grpc.DialOption {
 		}),
 		grpc.WithIdleTimeout(0),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithSharedWriteBuffer(true),
 	}
 }
 
