@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+// whichMesh are the flags that name a running mesh.
+type whichMesh struct {
+	name       string
+	file       string
+	runtimeDir string
+}
+
+func (w *whichMesh) flags(c *cobra.Command) {
+	c.Flags().StringVar(&w.name, "name", "", "the mesh, where several run")
+	c.Flags().StringVarP(&w.file, "file", "f", "", "the mesh of this topology file")
+	runtimeDirFlag(c, &w.runtimeDir)
+	c.MarkFlagsMutuallyExclusive("name", "file")
+}
+
+func (w *whichMesh) connect() (*mesh.Client, error) {
+	if w.file != "" {
+		t, err := mesh.Load(w.file)
+		if err != nil {
+			return nil, err
+		}
+		w.name = t.Name
+	}
+	dir := w.runtimeDir
+	if dir == "" {
+		dir = mesh.DefaultRuntimeDir(os.Getenv("XDG_RUNTIME_DIR"), os.Getuid())
+	}
+	return mesh.Connect(dir, w.name)
+}
+
+func newDownCommand() *cobra.Command {
+	var which whichMesh
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "down",
+		Short: "Stop a mesh, and wait until nothing of it is left",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			client, err := which.connect()
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			ctx, cancel := context.WithTimeout(c.Context(), timeout)
+			defer cancel()
+			start := time.Now()
+			if err := client.Stop(ctx); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "mesh %s is down after %s\n", client.Name, time.Since(start).Round(10*time.Millisecond))
+			return nil
+		},
+	}
+	which.flags(c)
+	c.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait for the end")
+	return c
+}
+
+func newRestartCommand() *cobra.Command {
+	var which whichMesh
+	c := &cobra.Command{
+		Use:   "restart WORKLOAD",
+		Short: "Stop the application of a workload (or of one of its instances), and start it again",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			client, err := which.connect()
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			return client.Restart(c.Context(), args[0])
+		},
+	}
+	which.flags(c)
+	return c
+}
+
+func newStatusCommand() *cobra.Command {
+	var which whichMesh
+	var format string
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show how a running mesh is",
+		Long: `Show, for each workload of a running mesh: its processes, whether it is ready and what is missing, its certificate,
+whether its configuration is in sync or rejected and why, and the requests that it serves a second; and the documents of
+the configuration that are refused.
+
+It ends with status 0 when all is ready, 1 when something is not, and 2 when there is no mesh to ask or the flags are
+wrong.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if format != "" && format != "json" && format != "yaml" {
+				return usageError{fmt.Errorf("output %q is not known: use json or yaml, or leave it out for a table", format)}
+			}
+			client, err := which.connect()
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			s, err := client.Status(c.Context())
+			if err != nil {
+				return err
+			}
+			if err := printStatus(c.OutOrStdout(), s, format); err != nil {
+				return err
+			}
+			if !s.Ready {
+				return errQuiet
+			}
+			return nil
+		},
+	}
+	which.flags(c)
+	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml, in place of a table")
+	return c
+}
+
+func printStatus(out io.Writer, s mesh.Status, format string) error {
+	if format == "" {
+		return s.WriteTable(out, time.Now())
+	}
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	if format == "yaml" {
+		var plain any
+		if err := json.Unmarshal(data, &plain); err != nil {
+			return err
+		}
+		encoder := yaml.NewEncoder(out)
+		encoder.SetIndent(2)
+		return encoder.Encode(plain)
+	}
+	_, err = fmt.Fprintln(out, string(data))
+	return err
+}

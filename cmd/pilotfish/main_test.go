@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+// The scripts in testdata type the commands as users do; `pilotfish` in them is this test binary.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"pilotfish": main})
+}
+
+func TestScripts(t *testing.T) {
+	envoy := testenv.Envoy(t)
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Setup: func(e *testscript.Env) error {
+			// The mesh's sockets need a short path, which the script's own folder is not.
+			runtime, err := os.MkdirTemp("/tmp", "pf")
+			if err != nil {
+				return err
+			}
+			e.Defer(func() { end(t, runtime) })
+			e.Setenv("XDG_RUNTIME_DIR", runtime)
+			e.Setenv("ENVOY_PATH", envoy)
+			e.Setenv("PORT", freePort(t))
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits},
+	})
+}
+
+// freePort is a port that nobody listens on now.
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+// end stops what a script that failed left running.
+func end(t *testing.T, runtime string) {
+	dir := filepath.Join(runtime, "pilotfish")
+	for _, name := range mesh.Running(dir) {
+		c, err := mesh.Connect(dir, name)
+		if err == nil {
+			err = c.Stop(context.Background())
+			c.Close()
+		}
+		if err != nil {
+			t.Errorf("mesh %s could not be stopped: %v", name, err)
+		}
+	}
+	_ = os.RemoveAll(runtime)
+}
+
+// exits runs a command and checks its exit status: `exits 2 pilotfish status`. stdout and stderr see its output.
+func exits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits STATUS COMMAND [ARGUMENT…]")
+	}
+	err := ts.Exec(args[1], args[2:]...)
+	got := "0"
+	if exit, ok := err.(*exec.ExitError); ok {
+		got = strings.TrimPrefix(exit.Error(), "exit status ")
+	} else if err != nil {
+		ts.Fatalf("%v", err)
+	}
+	if got != args[0] {
+		ts.Fatalf("%s exits with %s, want %s", strings.Join(args[1:], " "), got, args[0])
+	}
+}
+
+func TestTheCommandsCompileForOtherSystems(t *testing.T) {
+	for _, system := range []string{"darwin"} {
+		build := exec.Command("go", "build", "-o", filepath.Join(t.TempDir(), "pilotfish"), ".")
+		build.Env = append(os.Environ(), "GOOS="+system, "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Errorf("for %s: %v\n%s", system, err, out)
+		}
+	}
+}

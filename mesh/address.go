@@ -1,0 +1,88 @@
+package mesh
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// The ports of a proxy, which listens on them at its instance's proxy address.
+const (
+	adminPort      = 15000
+	statusPort     = 15020
+	readinessPort  = 15021
+	proxyPort      = 15080
+	prometheusPort = 15090
+)
+
+// The ports of the control plane, at the first address of the mesh's network.
+const (
+	plainPort      = 15010
+	securePort     = 15012
+	monitoringPort = 15014
+)
+
+// The networks that a mesh looks through for a free one.
+const (
+	firstNetwork = 77
+	lastNetwork  = 126
+)
+
+// Instance is one replica of a workload, with its addresses.
+type Instance struct {
+	Name string
+	// Proxy is the instance's address in the mesh, where its proxy listens; App is where the application does.
+	Proxy netip.Addr
+	App   netip.Addr
+
+	workload *Workload
+	// upstreams is the network's third octet, which the addresses of TCP upstreams share.
+	upstreams [3]byte
+}
+
+// loopbackNetwork is 127.N.0.0/16.
+func loopbackNetwork(n byte) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127, n, 0, 0}), 16)
+}
+
+func controlPlaneAddress(network netip.Prefix) netip.Addr {
+	b := network.Addr().As4()
+	return netip.AddrFrom4([4]byte{b[0], b[1], 0, 1})
+}
+
+// placeInstances gives every replica of every workload its addresses: 127.N.i.1 to the proxy, 127.N.i.2 to the
+// application, 127.N.i.16 and up to its TCP upstreams. The order of the file decides i, so that addresses stay the same
+// from run to run.
+func placeInstances(t *Topology, network netip.Prefix) []*Instance {
+	var out []*Instance
+	b := network.Addr().As4()
+	for _, w := range t.Workloads {
+		for replica := 1; replica <= w.Replicas; replica++ {
+			i := byte(len(out) + 1)
+			out = append(out, &Instance{
+				Name:      w.instanceName(replica),
+				Proxy:     netip.AddrFrom4([4]byte{b[0], b[1], i, 1}),
+				App:       netip.AddrFrom4([4]byte{b[0], b[1], i, 2}),
+				upstreams: [3]byte{b[0], b[1], i},
+				workload:  w,
+			})
+		}
+	}
+	return out
+}
+
+// Workload is the workload that the instance is one of.
+func (i *Instance) Workload() *Workload { return i.workload }
+
+func (i *Instance) httpProxy() string { return fmt.Sprintf("http://%s:%d", i.Proxy, proxyPort) }
+
+// upstreamAddress is where the sidecar listens for the n-th TCP upstream.
+func (i *Instance) upstreamAddress(n int) netip.AddrPort {
+	addr := netip.AddrFrom4([4]byte{i.upstreams[0], i.upstreams[1], i.upstreams[2], byte(16 + n)})
+	return netip.AddrPortFrom(addr, i.workload.Upstreams[n].Port)
+}
+
+// StatusAddress is where the instance's agent answers for its readiness; AdminAddress is Envoy's admin interface.
+func (i *Instance) StatusAddress() netip.AddrPort { return netip.AddrPortFrom(i.Proxy, statusPort) }
+
+// AdminAddress is Envoy's admin interface.
+func (i *Instance) AdminAddress() netip.AddrPort { return netip.AddrPortFrom(i.Proxy, adminPort) }

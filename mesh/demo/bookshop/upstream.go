@@ -1,0 +1,90 @@
+package bookshop
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// passedOn are the headers that a service hands from its caller to its upstreams: who the user is, what trouble is asked
+// for, and those by which traces are joined (which only the application can pass on: a sidecar sees two requests that
+// have nothing to do with each other).
+var passedOn = []string{
+	"X-User", "X-Trouble", "X-Strict", "X-Request-Id",
+	"Traceparent", "Tracestate", "B3", "X-B3-Traceid", "X-B3-Spanid", "X-B3-Parentspanid", "X-B3-Sampled", "X-B3-Flags",
+}
+
+// maxAnswer bounds what is read of an upstream's answer.
+const maxAnswer = 1 << 20
+
+// callTimeout ends a call that no timeout of the mesh ended.
+const callTimeout = 15 * time.Second
+
+func newClient(proxy *url.URL) *http.Client {
+	transport := &http.Transport{
+		MaxIdleConns: 256, MaxIdleConnsPerHost: 128, IdleConnTimeout: 30 * time.Second,
+		DisableCompression: true,
+	}
+	if proxy != nil {
+		transport.Proxy = http.ProxyURL(proxy)
+	}
+	return &http.Client{Transport: transport, Timeout: callTimeout}
+}
+
+// call asks an upstream by its plain name, and reports whatever comes of it.
+func (s *Server) call(r *http.Request, name, path string) Call {
+	c := Call{Name: name, URL: "http://" + name + ":9080" + path}
+	start := time.Now()
+	status, answer, err := s.fetch(r.Context(), c.URL, r.Header)
+	c.Status, c.Answer = status, answer
+	c.Millis = float64(time.Since(start).Microseconds()) / 1000
+	if err != nil {
+		c.Error = err.Error()
+	}
+	s.counters.add(fmt.Sprintf("upstream %s %d", name, status))
+	return c
+}
+
+func (s *Server) fetch(ctx context.Context, address string, from http.Header) (int, *Answer, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, name := range passedOn {
+		if values := from.Values(name); len(values) > 0 {
+			request.Header[name] = values
+		}
+	}
+	response, err := s.client.Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	if err != nil {
+		return response.StatusCode, nil, fmt.Errorf("reading the answer: %w", err)
+	}
+	return decode(response.StatusCode, body)
+}
+
+// decode reads an answer. What is not one (a sidecar's own "upstream request timeout", for instance) is the error's text.
+// A strict upstream's 502 is an answer that says what went wrong further on, and is kept.
+func decode(status int, body []byte) (int, *Answer, error) {
+	var answer Answer
+	if err := json.Unmarshal(body, &answer); err != nil || answer.Service == "" {
+		text := strings.TrimSpace(string(body[:min(len(body), 200)]))
+		if text == "" {
+			text = http.StatusText(status)
+		}
+		return status, nil, fmt.Errorf("%s", text)
+	}
+	if status != http.StatusOK {
+		return status, &answer, fmt.Errorf("%s", http.StatusText(status))
+	}
+	return status, &answer, nil
+}

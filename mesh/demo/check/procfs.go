@@ -1,0 +1,138 @@
+package check
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// process is one process of the machine. Its start time tells it from a later one with the same id.
+type process struct {
+	pid, parent int
+	name        string
+	start       uint64 // clock ticks after boot
+}
+
+// readProcess reads /proc/PID/stat (proc(5)). The name is in brackets and may hold any character, brackets too.
+func readProcess(pid int) (process, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return process{}, err
+	}
+	return parseStat(pid, string(data))
+}
+
+func parseStat(pid int, stat string) (process, error) {
+	open, end := strings.IndexByte(stat, '('), strings.LastIndexByte(stat, ')')
+	if open < 0 || end < open {
+		return process{}, fmt.Errorf("/proc/%d/stat holds %q", pid, stat)
+	}
+	fields := strings.Fields(stat[end+1:]) // from the third field on: state, ppid, …
+	if len(fields) < 20 {
+		return process{}, fmt.Errorf("/proc/%d/stat holds %q", pid, stat)
+	}
+	parent, err := strconv.Atoi(fields[1])
+	if err != nil {
+		return process{}, err
+	}
+	start, err := strconv.ParseUint(fields[19], 10, 64)
+	return process{pid: pid, parent: parent, name: stat[open+1 : end], start: start}, err
+}
+
+// alive says whether this very process is still there, be it as a zombie that nobody has waited for.
+func (p process) alive() bool {
+	now, err := readProcess(p.pid)
+	return err == nil && now.start == p.start
+}
+
+// family gives the known processes and all descendants of root, without root itself.
+func family(root int, known []int) ([]process, error) {
+	all, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	members := map[int]bool{root: true}
+	for _, pid := range known {
+		members[pid] = true
+	}
+	for grown := true; grown; {
+		grown = false
+		for _, p := range all {
+			if members[p.parent] && !members[p.pid] {
+				members[p.pid], grown = true, true
+			}
+		}
+	}
+	delete(members, root)
+	return slices.DeleteFunc(all, func(p process) bool { return !members[p.pid] }), nil
+}
+
+func processes() ([]process, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("processes are listed from /proc, which only Linux has: %w", err)
+	}
+	var all []process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if p, err := readProcess(pid); err == nil { // it may have ended since
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// listening gives all IPv4 addresses of the machine on which TCP is listened to.
+func listening() ([]netip.AddrPort, error) {
+	data, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return nil, err
+	}
+	return parseTCP(string(data))
+}
+
+// parseTCP reads /proc/net/tcp: the second column is the local address in hexadecimal, in the machine's byte order, and
+// the fourth the state, of which 0A is LISTEN.
+func parseTCP(table string) ([]netip.AddrPort, error) {
+	var all []netip.AddrPort
+	for line := range strings.Lines(table) {
+		fields := strings.Fields(line)
+		if len(fields) < 4 || fields[3] != "0A" {
+			continue
+		}
+		host, port, _ := strings.Cut(fields[1], ":")
+		address, err := hex.DecodeString(host)
+		number, portErr := strconv.ParseUint(port, 16, 16)
+		if err != nil || portErr != nil || len(address) != 4 {
+			return nil, fmt.Errorf("/proc/net/tcp holds the address %q", fields[1])
+		}
+		var ip [4]byte
+		binary.BigEndian.PutUint32(ip[:], binary.NativeEndian.Uint32(address))
+		all = append(all, netip.AddrPortFrom(netip.AddrFrom4(ip), uint16(number)))
+	}
+	return all, nil
+}
+
+// namedSockets gives the names of all unix sockets of the machine that have one.
+func namedSockets() ([]string, error) {
+	data, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for line := range strings.Lines(string(data)) {
+		// Num RefCount Protocol Flags Type St Inode Path
+		if fields := strings.Fields(line); len(fields) == 8 && fields[0] != "Num" {
+			names = append(names, fields[7])
+		}
+	}
+	return names, nil
+}

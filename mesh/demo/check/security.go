@@ -1,0 +1,160 @@
+package check
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+// strictMutualTLS knocks at every workload's inbound port without a certificate, in plaintext and by TLS.
+func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
+	ports := 0
+	var plain, bare string
+	for _, i := range t.Mesh.Status(ctx).Instances {
+		if i.Type != mesh.Service {
+			continue
+		}
+		address := net.JoinHostPort(i.ProxyAddress, "9080")
+		var err error
+		if plain, err = refused(knockPlain(ctx, address)); err != nil {
+			return "", fmt.Errorf("%s let plaintext in at %s: %w", i.Name, address, err)
+		}
+		if bare, err = refused(knockTLS(ctx, address)); err != nil {
+			return "", fmt.Errorf("%s let TLS without a certificate in at %s: %w", i.Name, address, err)
+		}
+		ports++
+	}
+	if ports == 0 {
+		return "", errors.New("the mesh has no service to knock at")
+	}
+	return fmt.Sprintf("%d of %d inbound ports refused plaintext (%s) and TLS without a certificate (%s)", ports, ports, plain, bare), nil
+}
+
+// refused turns the outcome of knocking round: an answer is the error, and how the connection ended the evidence. That
+// nobody listens at all is no refusal.
+func refused(answer string, err error) (string, error) {
+	switch {
+	case err == nil:
+		return "", fmt.Errorf("it answered %q", answer)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "", fmt.Errorf("nobody listens: %w", err)
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return "", fmt.Errorf("it neither answered nor refused: %w", err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "closed", nil
+	case errors.Is(err, syscall.ECONNRESET):
+		return "reset", nil
+	}
+	text := err.Error()
+	return text[strings.LastIndex(text, ": ")+len(": "):], nil
+}
+
+func knockPlain(ctx context.Context, address string) (string, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	return firstLine(conn)
+}
+
+func knockTLS(ctx context.Context, address string) (string, error) {
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "istio", "http/1.1"}}}
+	conn, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	return firstLine(conn)
+}
+
+// firstLine asks by HTTP and reads the first line of an answer. By TLS 1.3 a refused certificate shows only here; it is
+// read even when writing failed, because the reason may have come before the end.
+func firstLine(conn net.Conn) (string, error) {
+	_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
+	_, writeErr := fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: reviews\r\nConnection: close\r\n\r\n")
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if line != "" {
+		return strings.TrimSpace(line), nil
+	}
+	return "", cmp.Or(err, writeErr)
+}
+
+// callersIdentity compares whom each service saw with who called it, and tries to pass a forged identity.
+func callersIdentity(ctx context.Context, t *Target) (string, error) {
+	r, err := t.outside().want(ctx, http.StatusOK, t.Gateway+"/", headers{"x-user": "ada"})
+	if err != nil {
+		return "", err
+	}
+	domain := "spiffe://" + t.Mesh.Status(ctx).TrustDomain
+	details, reviews, ratings := r.Answer.Upstream("details"), r.Answer.Upstream("reviews"), ratingsCall(r.Answer)
+	if details == nil || reviews == nil || ratings == nil || !details.OK() || !reviews.OK() || !ratings.OK() {
+		return "", fmt.Errorf("the page is not complete: %s", r)
+	}
+	for _, seen := range []struct{ by, got, want string }{
+		{"page", r.Answer.Caller, domain + "/ns/istio-system/sa/istio-ingressgateway"},
+		{"details", details.Answer.Caller, domain + "/ns/bookshop/sa/page"},
+		{"reviews", reviews.Answer.Caller, domain + "/ns/bookshop/sa/page"},
+		{"ratings", ratings.Answer.Caller, domain + "/ns/bookshop/sa/reviews"},
+	} {
+		if seen.got != seen.want {
+			return "", fmt.Errorf("%s saw the caller %q, who was %s", seen.by, seen.got, seen.want)
+		}
+	}
+	if err := forgedIdentity(ctx, t, domain); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("reviews saw %s, ratings saw %s; a forged header did not get through", reviews.Answer.Caller, ratings.Answer.Caller), nil
+}
+
+func forgedIdentity(ctx context.Context, t *Target, domain string) error {
+	page, err := t.as(ctx, "page-v1")
+	if err != nil {
+		return err
+	}
+	forged := domain + "/ns/bookshop/sa/king"
+	r, err := page.want(ctx, http.StatusOK, reviewsURL, headers{"X-Forwarded-Client-Cert": "URI=" + forged})
+	if err != nil {
+		return err
+	}
+	if r.Answer.Caller != domain+"/ns/bookshop/sa/page" {
+		return fmt.Errorf("reviews believed a forged x-forwarded-client-cert: it saw %q", r.Answer.Caller)
+	}
+	return nil
+}
+
+// authorizationPolicy has two callers ask the same two services.
+func authorizationPolicy(ctx context.Context, t *Target) (string, error) {
+	var evidence []string
+	for _, try := range []struct {
+		from, service, url string
+		status             int
+	}{
+		{"page-v1", "reviews", reviewsURL, http.StatusOK},
+		{"crawler-v1", "reviews", reviewsURL, http.StatusForbidden},
+		{"crawler-v1", "details", "http://details:9080/details/1", http.StatusOK},
+	} {
+		c, err := t.as(ctx, try.from)
+		if err != nil {
+			return "", err
+		}
+		r, err := c.want(ctx, try.status, try.url, nil)
+		if err != nil {
+			return "", err
+		}
+		evidence = append(evidence, fmt.Sprintf("%s → %s %d", try.from, try.service, r.Status))
+	}
+	return strings.Join(evidence, ", "), nil
+}

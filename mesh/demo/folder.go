@@ -1,0 +1,61 @@
+package demo
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/pilotfish-mesh/pilotfish/examples"
+)
+
+// topologyFile is the name of the topology in the example's folder.
+const topologyFile = "mesh.yaml"
+
+// writeExample writes the example's files into a folder, which it makes. It overwrites nothing.
+func writeExample(dir string) error {
+	example := examples.Bookshop()
+	return fs.WalkDir(example, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(dir, filepath.FromSlash(name))
+		if entry.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		data, err := fs.ReadFile(example, name)
+		if err != nil {
+			return err
+		}
+		return writeNew(target, data)
+	})
+}
+
+func writeNew(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s is there already, and is not overwritten: name a folder that is empty or new", path)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(data); err != nil {
+		f.Close()
+		return err
+	}
+	return f.Close()
+}
+
+// privateExample writes the example into a temporary folder that only this user can read.
+func privateExample() (dir string, err error) {
+	dir, err = os.MkdirTemp("", "pilotfish-demo-")
+	if err != nil {
+		return "", fmt.Errorf("a temporary folder for the example: %w (TMPDIR names another place)", err)
+	}
+	if err := writeExample(dir); err != nil {
+		os.RemoveAll(dir)
+		return "", fmt.Errorf("writing the example: %w", err)
+	}
+	return dir, nil
+}

@@ -1,0 +1,73 @@
+package mesh
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Exit is how a process ended.
+type Exit struct {
+	Time time.Time `json:"time"`
+	// Code is the exit status; -1 when a signal ended the process or it could not be started.
+	Code int `json:"code"`
+	// Signal is the name of the signal that ended the process.
+	Signal string `json:"signal,omitempty"`
+	// Problem says why the process could not be started.
+	Problem string `json:"problem,omitempty"`
+	// Tail are the last lines of its output.
+	Tail []string `json:"tail,omitempty"`
+	// Ran is how long it ran.
+	Ran time.Duration `json:"ranNanoseconds"`
+}
+
+// String says it in a few words: "exited with status 1 after 20ms".
+func (e Exit) String() string {
+	after := " after " + roundDuration(e.Ran).String()
+	switch {
+	case e.Problem != "":
+		return "could not be started: " + e.Problem
+	case e.Signal != "":
+		return "was ended by " + e.Signal + after
+	}
+	return fmt.Sprintf("exited with status %d%s", e.Code, after)
+}
+
+// Clean says whether the process ended by itself and well.
+func (e Exit) Clean() bool { return e.Code == 0 && e.Signal == "" && e.Problem == "" }
+
+func exitOf(state *os.ProcessState, started time.Time, tail []string) Exit {
+	e := Exit{Time: time.Now(), Code: state.ExitCode(), Ran: time.Since(started), Tail: tail}
+	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		e.Signal = signalName(ws.Signal())
+	}
+	return e
+}
+
+func signalName(s syscall.Signal) string {
+	switch s {
+	case syscall.SIGKILL:
+		return "SIGKILL (killed from outside, or out of memory)"
+	case syscall.SIGTERM:
+		return "SIGTERM"
+	case syscall.SIGINT:
+		return "SIGINT"
+	case syscall.SIGSEGV:
+		return "SIGSEGV (segmentation fault)"
+	case syscall.SIGABRT:
+		return "SIGABRT (aborted)"
+	}
+	return "signal " + s.String()
+}
+
+// roundDuration keeps about three digits, which is what a reader wants.
+func roundDuration(d time.Duration) time.Duration {
+	switch {
+	case d >= 10*time.Second:
+		return d.Round(time.Second)
+	case d >= time.Second:
+		return d.Round(10 * time.Millisecond)
+	}
+	return d.Round(time.Millisecond)
+}

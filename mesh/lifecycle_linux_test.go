@@ -1,0 +1,406 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// running is a mesh under test, with all that it told.
+type running struct {
+	*Mesh
+	t      *testing.T
+	cancel context.CancelFunc
+	ended  chan struct{}
+	err    error
+
+	mu     sync.Mutex
+	events []Event
+}
+
+func testConfig(t testing.TB, top *Topology) Config {
+	return Config{
+		Topology: top, Environ: os.Environ(), RuntimeDir: shortDir(t), EnvoyPath: testenv.Envoy(t),
+		AgentCommand: []string{os.Args[0], "fake-agent"}, GuardCommand: []string{os.Args[0], "guard"},
+	}
+}
+
+// bringUp runs a mesh until the test's end, at the latest.
+func bringUp(t *testing.T, cfg Config) *running {
+	t.Helper()
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{Mesh: m, t: t, cancel: cancel, ended: make(chan struct{})}
+	sub := m.Events()
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		for {
+			events, ok := sub.Next(nil)
+			if !ok {
+				return
+			}
+			r.mu.Lock()
+			r.events = append(r.events, events...)
+			r.mu.Unlock()
+		}
+	}()
+	go func() {
+		defer close(r.ended)
+		r.err = m.Run(ctx)
+		<-followed
+	}()
+	t.Cleanup(func() { r.stop() })
+	return r
+}
+
+// stop ends the mesh and makes sure that nothing of it is left.
+func (r *running) stop() {
+	r.cancel()
+	<-r.ended
+	if pids := withVariable(runVariable + "=" + r.runID); len(pids) > 0 {
+		r.t.Errorf("processes %v are left", pids)
+	}
+	if _, err := os.Stat(r.RuntimePath()); !errors.Is(err, os.ErrNotExist) {
+		r.t.Errorf("the runtime directory is left: %v", err)
+	}
+}
+
+func (r *running) waitReady() {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := r.WaitReady(ctx); err != nil {
+		r.dump()
+		if errors.Is(err, ErrEnded) {
+			<-r.ended
+			err = errors.Join(err, r.err)
+		}
+		r.t.Fatal(err)
+	}
+}
+
+func (r *running) dump() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.events {
+		r.t.Logf("%s %s %s: %s%s", e.Kind, e.Instance, e.Origin, e.Message, e.Line)
+	}
+}
+
+// find waits for an event.
+func (r *running) find(what string, is func(Event) bool) Event {
+	r.t.Helper()
+	var found Event
+	eventually(r.t, what, func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		n := slices.IndexFunc(r.events, is)
+		if n >= 0 {
+			found = r.events[n]
+		}
+		return n >= 0
+	})
+	return found
+}
+
+func (r *running) instance(name string) InstanceStatus {
+	r.t.Helper()
+	for _, i := range r.Status(context.Background()).Instances {
+		if i.Name == name {
+			return i
+		}
+	}
+	r.t.Fatalf("status has no %s", name)
+	return InstanceStatus{}
+}
+
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !is() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not seen in time: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+const appPort = "ports: [{name: http, port: 9080, protocol: http}]"
+
+func TestAMeshComesUpIsDescribedAndLeavesNothing(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app], replicas: 2, `+appPort+`}
+  - {name: gate, namespace: edge, type: gateway, serviceAccount: door}
+`)))
+	m.waitReady()
+	s := m.Status(context.Background())
+	if !s.Ready || s.PID != os.Getpid() || len(s.Instances) != 3 || !s.Control.Running {
+		t.Errorf("status is %+v", s)
+	}
+	a1, gate := m.instance("a-1"), m.instance("gate")
+	if !a1.Ready || a1.App == nil || a1.App.State != ProcessRunning || a1.Agent.State != ProcessRunning || a1.App.PID == a1.Agent.PID {
+		t.Errorf("a-1 is %+v", a1)
+	}
+	if !gate.Ready || gate.App != nil || gate.Namespace != "edge" || gate.ServiceAccount != "door" {
+		t.Errorf("gate is %+v", gate)
+	}
+	var entries []string
+	for _, e := range m.registry.List(config.WorkloadEntry) {
+		entries = append(entries, e.Namespace+"/"+e.Name+" "+e.Labels["security.istio.io/tlsMode"])
+	}
+	if want := []string{"default/a-1 istio", "default/a-2 istio", "edge/gate "}; !slices.Equal(entries, want) {
+		t.Errorf("the registry has %q, want %q", entries, want)
+	}
+	ready := m.find("a-1 ready", func(e Event) bool { return e.Kind == Ready && e.Instance == "a-1" })
+	if ready.Took <= 0 {
+		t.Error("a ready workload without the time it took")
+	}
+	m.find("its output", func(e Event) bool {
+		return e.Kind == Log && e.Instance == "a-2" && e.Origin == OriginWorkload && strings.Contains(e.Line, "my name is a-2")
+	})
+	m.find("all ready", func(e Event) bool { return e.Kind == MeshReady })
+	m.stop()
+	if m.err != nil {
+		t.Error(m.err)
+	}
+	if len(m.registry.List(config.WorkloadEntry)) != 0 {
+		t.Error("the registry still has workloads")
+	}
+}
+
+func TestAnAgentFindsItsFilesAsTheContractSays(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  mesh: {accessLogFile: /dev/stdout}
+  workloads:
+  - {name: a, labels: {version: v1}, annotations: {"b": "x\"y"}, command: ["${PILOTFISH}", app], `+appPort+`}
+`)))
+	m.waitReady()
+	dir := filepath.Join(m.RuntimePath(), workloadsDir, "a")
+	for path, want := range map[string]string{
+		labelsPath: "app=\"a\"\nversion=\"v1\"\n", annotationsPath: "b=\"x\\\"y\"\n", tokenPath: "", rootCertPath: "", meshConfigPath: "accessLogFile",
+	} {
+		data, err := os.ReadFile(filepath.Join(dir, path))
+		if err != nil || !strings.Contains(string(data), want) {
+			t.Errorf("%s is %q (%v), want %q in it", path, data, err, want)
+		}
+		if info, err := os.Stat(filepath.Join(dir, path)); err == nil && info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %s", path, info.Mode())
+		}
+	}
+	if info, err := os.Stat(m.RuntimePath()); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the runtime directory: %v %v", info, err)
+	}
+	if info, err := os.Stat(filepath.Join(m.RuntimePath(), socketFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the control socket: %v %v", info, err)
+	}
+}
+
+func TestAnApplicationThatExitsAtOnceIsToldWithItsLastLines(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: ok, command: ["${PILOTFISH}", app], `+appPort+`}
+  - {name: bad, restart: never, command: ["${PILOTFISH}", say, "3", first line, "no such database"], `+appPort+`}
+`)))
+	failed := m.find("the failure", func(e Event) bool { return e.Kind == Failed })
+	if failed.Instance != "bad" || failed.Exit.Code != 3 || !slices.Equal(failed.Exit.Tail, []string{"first line", "no such database"}) {
+		t.Errorf("told %+v of exit %+v", failed, failed.Exit)
+	}
+	err := m.WaitReady(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "exited with status 3") || !strings.Contains(err.Error(), "no such database") {
+		t.Errorf("WaitReady gives %v", err)
+	}
+	eventually(t, "the other workload ready", func() bool { return m.instance("ok").Ready })
+	if s := m.Status(context.Background()); s.Ready {
+		t.Error("the mesh is ready without its workload")
+	}
+}
+
+func TestAFailingApplicationIsStartedAgainUntilItWorks(t *testing.T) {
+	obstacle := filepath.Join(t.TempDir(), "obstacle")
+	if err := os.WriteFile(obstacle, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app, "exit-while=`+obstacle+`"], `+appPort+`}
+`)))
+	exited := m.find("an exit", func(e Event) bool { return e.Kind == Exited })
+	if exited.Exit.Code != 4 || !strings.Contains(exited.Message, "starting it again") {
+		t.Errorf("told %+v", exited)
+	}
+	if err := os.Remove(obstacle); err != nil {
+		t.Fatal(err)
+	}
+	m.waitReady()
+	if app := m.instance("a").App; app.Restarts == 0 || app.LastExit == nil {
+		t.Errorf("status has %+v", app)
+	}
+}
+
+func TestATaskThatIsDoneIsReady(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: task, restart: on-failure, command: ["${PILOTFISH}", say, "0", done]}
+`)))
+	m.waitReady()
+	if app := m.instance("task").App; app.State != ProcessEnded && app.State != ProcessRunning {
+		t.Errorf("the task is %+v", app)
+	}
+}
+
+func TestAMeshWithoutWorkloadsIsReadyOnceItsControlPlaneIs(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, "  workloads: []\n")))
+	m.waitReady()
+	if s := m.Status(context.Background()); !s.Ready || !s.Control.Running {
+		t.Errorf("status is %+v", s)
+	}
+}
+
+func TestAControlPlaneThatEndsByItselfIsStartedAgain(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, "  workloads: []\n")))
+	m.waitReady()
+	m.plane.cancel() // as if it had failed: nobody asked for a stop
+	m.find("its end", func(e Event) bool { return e.Kind == ControlPlaneDown })
+	eventually(t, "the control plane", func() bool { return m.Status(context.Background()).Control.Running })
+}
+
+func TestAnAgentThatDiesIsStartedAgain(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
+`)))
+	m.waitReady()
+	app, agent := m.instance("a").App.PID, m.instance("a").Agent.PID
+	if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	exited := m.find("the end of the agent", func(e Event) bool { return e.Kind == Exited && e.Origin == OriginSidecar })
+	if !strings.Contains(exited.Exit.Signal, "SIGKILL") {
+		t.Errorf("told %+v", exited.Exit)
+	}
+	eventually(t, "ready again", func() bool {
+		i := m.instance("a")
+		return i.Ready && i.Agent.PID != agent && i.Agent.Restarts == 1
+	})
+	if now := m.instance("a").App.PID; now != app {
+		t.Error("the application was restarted too")
+	}
+}
+
+func TestAWorkloadThatIsNotReadyGetsNoTraffic(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
+`)))
+	m.waitReady()
+	mark := filepath.Join(m.RuntimePath(), workloadsDir, "a", "unready")
+	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	told := m.find("not ready", func(e Event) bool { return e.Kind == NotReady })
+	if !strings.Contains(told.Message, "envoy: no listeners yet") {
+		t.Errorf("told %q", told.Message)
+	}
+	if entries := m.registry.List(config.WorkloadEntry); len(entries) != 0 {
+		t.Errorf("the registry still has %d entries", len(entries))
+	}
+	if err := os.Remove(mark); err != nil {
+		t.Fatal(err)
+	}
+	m.waitReady()
+	eventually(t, "its entry", func() bool { return len(m.registry.List(config.WorkloadEntry)) == 1 })
+}
+
+func TestAWorkloadThatTakesTooLongIsTold(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: slow, startupTimeout: 300ms, command: [sleep, "60"], `+appPort+`}
+`)))
+	err := m.WaitReady(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "does not listen on") || !strings.Contains(err.Error(), "APP_ADDRESS") {
+		t.Errorf("WaitReady gives %v", err)
+	}
+	m.find("late", func(e Event) bool { return e.Kind == NotReady && strings.Contains(e.Message, "startupTimeout") })
+}
+
+func TestWhatApplicationsStartEndsWithThem(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app, "child=300", "runaway=300"], `+appPort+`}
+`)))
+	m.waitReady()
+	if pids := withVariable(runVariable + "=" + m.runID); len(pids) != 4 {
+		t.Fatalf("%d processes run, want agent, application and two children", len(pids))
+	}
+	m.stop()
+}
+
+func TestAnApplicationThatIgnoresSIGTERMIsKilledAtTheDeadline(t *testing.T) {
+	cfg := testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app, ignore-term], `+appPort+`}
+`))
+	cfg.StopTimeout = 200 * time.Millisecond
+	m := bringUp(t, cfg)
+	m.waitReady()
+	m.stop()
+}
+
+func TestAnApplicationIsRestartedWhenAsked(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
+`)))
+	m.waitReady()
+	before := m.instance("a").App.PID
+	if err := m.Restart(context.Background(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another process", func() bool {
+		i := m.instance("a")
+		return i.Ready && i.App.PID != before && i.App.PID != 0
+	})
+	if err := m.Restart(context.Background(), "b"); err == nil || !strings.Contains(err.Error(), `no workload "b"`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// playUp runs the mesh of a topology file as `pilotfish up` does.
+func playUp(args []string) {
+	top, err := Load(args[0])
+	fail(err)
+	cfg := Config{
+		Topology: top, Environ: os.Environ(), RuntimeDir: args[1], EnvoyPath: args[2], AgentCommand: []string{os.Args[0], args[4]},
+	}
+	if args[3] == "guarded" {
+		cfg.GuardCommand = []string{os.Args[0], "guard"}
+	}
+	m, err := New(cfg)
+	fail(err)
+	fmt.Println(m.runID)
+	go func() {
+		if m.WaitReady(context.Background()) == nil {
+			fmt.Println("ready")
+		}
+	}()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	fail(m.Run(ctx))
+}

@@ -1,0 +1,167 @@
+package mesh
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/goleak"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+)
+
+// The test binary plays the parts of a mesh's processes, when it is started with the name of one.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		if play, ok := roles[os.Args[1]]; ok {
+			play(os.Args[2:])
+			os.Exit(0)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+var roles = map[string]func(args []string){
+	"guard":      playGuard,
+	"agent":      playRealAgent,
+	"fake-agent": playAgent,
+	"app":        playApp,
+	"caller":     playCaller,
+	"say":        playSay,
+	"up":         playUp,
+}
+
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func playGuard(args []string) {
+	c := NewGuardCommand()
+	c.SetArgs(args)
+	fail(c.Execute())
+}
+
+// playRealAgent is the agent as its own binary runs it.
+func playRealAgent(args []string) {
+	root := &cobra.Command{Use: "agent", SilenceErrors: true, SilenceUsage: true}
+	root.AddCommand(agent.Commands()...)
+	root.SetArgs(args)
+	err := root.Execute()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(agent.ExitCode(err))
+}
+
+// playCaller is an application that says who called it, and calls others by name when it is asked to.
+func playCaller([]string) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /who", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, os.Getenv("PILOTFISH_NAME"), " was called by ", r.Header.Get("X-Forwarded-Client-Cert"))
+	})
+	mux.HandleFunc("GET /call/{host}", func(w http.ResponseWriter, r *http.Request) {
+		res, err := http.Get("http://" + r.PathValue("host") + "/who") // through HTTP_PROXY, which is the sidecar
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		defer res.Body.Close()
+		w.WriteHeader(res.StatusCode)
+		_, _ = io.Copy(w, res.Body)
+	})
+	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PILOTFISH_APP_ADDRESS"), os.Getenv("PORT")), mux))
+}
+
+// playAgent is an agent without an Envoy: it answers at its status port as the real one does.
+func playAgent([]string) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz/ready", func(w http.ResponseWriter, _ *http.Request) {
+		if _, err := os.Stat("unready"); err == nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprint(w, `{"ready":false,"reasons":[{"part":"envoy","ready":false,"reason":"no listeners yet"},{"part":"xds","ready":true}]}`)
+			return
+		}
+		fmt.Fprint(w, `{"ready":true}`)
+	})
+	mux.HandleFunc("POST /quitquitquit", func(http.ResponseWriter, *http.Request) { os.Exit(0) })
+	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PROXY_BIND_ADDRESS"), "15020"), mux))
+}
+
+// playApp is an application that listens, and does as its arguments say.
+func playApp(args []string) {
+	for _, arg := range args {
+		switch name, value, _ := strings.Cut(arg, "="); name {
+		case "ignore-term":
+			signal.Ignore(syscall.SIGTERM)
+		case "child": // something that outlives its parent
+			child := exec.Command("sleep", value)
+			fail(child.Start())
+		case "runaway": // the same, in a session of its own
+			child := exec.Command("sleep", value)
+			child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			fail(child.Start())
+		case "exit-while": // exit as long as a file is there
+			if _, err := os.Stat(value); err == nil {
+				fmt.Println("not yet")
+				os.Exit(4)
+			}
+		}
+	}
+	fmt.Println("listening, my name is", os.Getenv("PILOTFISH_NAME"))
+	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PILOTFISH_APP_ADDRESS"), os.Getenv("PORT")), http.NotFoundHandler()))
+}
+
+// playSay prints its arguments as lines, and exits with the status that the first says.
+func playSay(args []string) {
+	code, _ := strconv.Atoi(args[0])
+	for _, line := range args[1:] {
+		fmt.Println(line)
+	}
+	os.Exit(code)
+}
+
+// testTopology is a topology file with this spec, in a folder of its own.
+func testTopology(t *testing.T, spec string) *Topology {
+	t.Helper()
+	return writeTopology(t, t.TempDir(), spec)
+}
+
+func writeTopology(t *testing.T, dir, spec string) *Topology {
+	t.Helper()
+	file := filepath.Join(dir, "mesh.yaml")
+	name := "t" + strconv.FormatInt(time.Now().UnixNano()%1_000_000_000, 36)
+	head := "apiVersion: pilotfish.dev/v1alpha1\nkind: Mesh\nmetadata: {name: " + name + "}\nspec:\n"
+	if err := os.WriteFile(file, []byte(head+spec), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	top, err := Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return top
+}
+
+// shortDir is a folder with a path short enough for sockets.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "pf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return filepath.Join(dir, "run")
+}

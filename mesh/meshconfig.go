@@ -1,0 +1,129 @@
+package mesh
+
+import (
+	"encoding/json"
+	"regexp"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+)
+
+// meshConfig reads Istio's mesh configuration.
+func (v value) meshConfig(into *meshconfig.MeshConfig) { v.message(into) }
+
+// message reads a protobuf message from its JSON form. Protobuf's decoder names no place in YAML, so the value is read
+// piece by piece only when it does not decode as a whole, until the piece at fault is found.
+func (v value) message(into proto.Message) {
+	if v.null() || v.decode(into) == nil {
+		return
+	}
+	found := false
+	for _, p := range v.pairs() {
+		found = p.check(into) || found
+	}
+	if !found && len(v.doc.problems) == 0 {
+		v.problem("", "%s", protoMessage(v.decode(into.ProtoReflect().New().Interface())))
+	}
+}
+
+// check finds the problems of one field of a message, and says whether there were any.
+func (p pair) check(parent proto.Message) bool {
+	fields := parent.ProtoReflect().Descriptor().Fields()
+	field := fields.ByJSONName(p.name)
+	if field == nil {
+		field = fields.ByTextName(p.name)
+	}
+	if field == nil {
+		p.key.problem(protoRemedy(p.name, fields), "unknown field")
+		return true
+	}
+	alone := parent.ProtoReflect().New().Interface()
+	err := p.val.decodeAs(p.name, alone)
+	if err == nil {
+		return false
+	}
+	before := len(p.val.doc.problems)
+	if field.Message() != nil && !field.IsMap() {
+		child := alone.ProtoReflect()
+		items := []value{p.val}
+		if field.IsList() {
+			items = p.val.list()
+		}
+		for _, item := range items {
+			item.checkMessage(child, field)
+		}
+	}
+	if len(p.val.doc.problems) == before {
+		p.val.problem("", "%s", protoMessage(err))
+	}
+	return true
+}
+
+// checkMessage looks into a field that is a message itself; well-known types have a JSON form of their own, and are
+// judged as a whole by the caller.
+func (v value) checkMessage(parent protoreflect.Message, field protoreflect.FieldDescriptor) {
+	if strings.HasPrefix(string(field.Message().FullName()), "google.protobuf.") {
+		return
+	}
+	var m protoreflect.Message
+	if field.IsList() {
+		m = parent.NewField(field).List().NewElement().Message()
+	} else {
+		m = parent.NewField(field).Message()
+	}
+	v.message(m.Interface())
+}
+
+// decodeAs decodes a message that has only this one field.
+func (v value) decodeAs(name string, into proto.Message) error {
+	raw, err := v.json()
+	if err != nil {
+		return err
+	}
+	whole, err := json.Marshal(map[string]json.RawMessage{name: raw})
+	if err != nil {
+		return err
+	}
+	return protojson.Unmarshal(whole, into)
+}
+
+func (v value) decode(into proto.Message) error {
+	raw, err := v.json()
+	if err != nil {
+		return err
+	}
+	return protojson.Unmarshal(raw, into)
+}
+
+func (v value) json() ([]byte, error) {
+	var plain any
+	if err := v.node.Decode(&plain); err != nil {
+		return nil, err
+	}
+	return json.Marshal(plain)
+}
+
+// protoNoise is what protobuf's messages begin with: the place in JSON that nobody wrote. Its space is sometimes a
+// non-breaking one, on purpose.
+var protoNoise = regexp.MustCompile(`^(proto:[\s\x{a0}]*)?(syntax error[\s\x{a0}]*)?(\(line \d+:\d+\): ?)?`)
+
+func protoMessage(err error) string {
+	if err == nil {
+		return "not valid"
+	}
+	return protoNoise.ReplaceAllString(err.Error(), "")
+}
+
+func protoRemedy(name string, fields protoreflect.FieldDescriptors) string {
+	known := make([]string, fields.Len())
+	for i := range known {
+		known[i] = fields.Get(i).JSONName()
+	}
+	if near := nearest(name, known); near != "" {
+		return "did you mean " + near + "?"
+	}
+	return "see Istio's reference of MeshConfig for the fields there are"
+}

@@ -1,0 +1,215 @@
+package mesh
+
+import (
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+var (
+	dnsLabel     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+	dnsName      = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	trustDomain  = regexp.MustCompile(`^[a-z0-9._-]{1,255}$`)
+	labelKey     = regexp.MustCompile(`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
+	labelValue   = regexp.MustCompile(`^([A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?)?$`)
+	variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]*$`)
+)
+
+func (v value) workload() *Workload {
+	w := &Workload{At: v.at()}
+	given := v.object(map[string]func(value){
+		"name":           func(v value) { v.label(&w.Name, 63) },
+		"namespace":      func(v value) { v.label(&w.Namespace, 63) },
+		"type":           func(v value) { v.oneOf((*string)(&w.Type), string(Service), string(Gateway)) },
+		"labels":         func(v value) { v.labels(&w.Labels) },
+		"annotations":    func(v value) { v.stringMap(&w.Annotations) },
+		"serviceAccount": func(v value) { v.dnsName(&w.ServiceAccount) },
+		"ports": func(v value) {
+			for _, item := range v.list() {
+				w.Ports = append(w.Ports, item.workloadPort())
+			}
+		},
+		"command":    func(v value) { v.strings(&w.Command) },
+		"env":        func(v value) { v.environment(&w.Env) },
+		"workingDir": func(v value) { v.string(&w.WorkingDir) },
+		"replicas":   func(v value) { v.integer(&w.Replicas, 1, maxInstances) },
+		"restart": func(v value) {
+			v.oneOf((*string)(&w.Restart), string(RestartAlways), string(RestartOnFailure), string(RestartNever))
+		},
+		"readiness":      func(v value) { v.readiness(&w.Readiness) },
+		"startupTimeout": func(v value) { v.duration(&w.StartupTimeout) },
+		"upstreams": func(v value) {
+			for _, item := range v.list() {
+				w.Upstreams = append(w.Upstreams, item.upstream())
+			}
+		},
+	})
+	v.require(given, "name", "name: and a name of its own")
+	v.checkType(w, given)
+	w.origin = v
+	return w
+}
+
+// checkType refuses fields that the workload's type has no use for: they would be ignored in silence.
+func (v value) checkType(w *Workload, given map[string]bool) {
+	if w.Type != Gateway {
+		v.require(given, "command", `command: ["/path/to/program", "argument"]`)
+		return
+	}
+	for _, field := range []string{"command", "env", "workingDir", "restart", "readiness", "upstreams"} {
+		if given[field] {
+			v.field(field).problem("leave it out, or make the type "+string(Service), "a gateway has no application, and no use for this")
+		}
+	}
+}
+
+func (v value) label(into *string, longest int) {
+	var s string
+	v.string(&s)
+	if s != "" && (!dnsLabel.MatchString(s) || len(s) > longest) {
+		v.problem("use lower-case letters, digits and dashes, "+strconv.Itoa(longest)+" characters at most", "not a name")
+		return
+	}
+	*into = s
+}
+
+// maxNameLength bounds a mesh's name, which is part of the path of a socket, which the kernel bounds at 107 bytes.
+const maxNameLength = 40
+
+func (v value) meshName(into *string) { v.label(into, maxNameLength) }
+
+func (v value) dnsName(into *string) {
+	var s string
+	v.string(&s)
+	if s != "" && (!dnsName.MatchString(s) || len(s) > 253) {
+		v.problem("use lower-case letters, digits, dashes and dots", "not a name")
+		return
+	}
+	*into = s
+}
+
+func (v value) trustDomain(into *string) {
+	var s string
+	v.string(&s)
+	if s != "" && !trustDomain.MatchString(s) {
+		v.problem("use lower-case letters, digits, dots, dashes and underscores, as in cluster.local", "not a trust domain")
+		return
+	}
+	*into = s
+}
+
+func (v value) labels(into *map[string]string) {
+	v.stringMap(into)
+	for _, p := range v.pairs() {
+		if !labelKey.MatchString(p.name) || len(p.name) > 253 {
+			p.key.problem("", "not the name of a Kubernetes label")
+		}
+		if text := (*into)[p.name]; !labelValue.MatchString(text) || len(text) > 63 {
+			p.val.problem("use letters, digits, dashes, underscores and dots, 63 characters at most", "not the value of a Kubernetes label")
+		}
+	}
+}
+
+func (v value) environment(into *map[string]string) {
+	v.stringMap(into)
+	for _, p := range v.pairs() {
+		if !variableName.MatchString(p.name) {
+			p.key.problem("use letters, digits and underscores", "not the name of an environment variable")
+		}
+	}
+}
+
+func (v value) workloadPort() Port {
+	var p Port
+	given := v.object(map[string]func(value){
+		"name":     func(v value) { v.label(&p.Name, 63) },
+		"port":     func(v value) { v.port(&p.Port) },
+		"protocol": func(v value) { v.protocol(&p.Protocol) },
+		"publish":  func(v value) { v.publish(&p.Publish) },
+	})
+	v.require(given, "port", "port: and its number")
+	return p
+}
+
+// protocols are those that Istio reads in a port's name or appProtocol.
+var protocols = []string{"HTTP", "HTTP2", "GRPC", "GRPC-WEB", "HTTPS", "TLS", "TCP", "MONGO", "MYSQL", "REDIS", "UDP"}
+
+func (v value) protocol(into *string) {
+	var s string
+	v.string(&s)
+	for _, p := range protocols {
+		if strings.EqualFold(s, p) {
+			*into = p
+			return
+		}
+	}
+	if s != "" {
+		v.problem("use one of "+strings.Join(protocols, ", "), "not a protocol that is known here")
+	}
+}
+
+// publish reads a port of 127.0.0.1, or an address with a port.
+func (v value) publish(into *netip.AddrPort) {
+	if v.node.Kind == yaml.ScalarNode && v.node.ShortTag() == "!!int" {
+		var port uint16
+		v.port(&port)
+		*into = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
+		return
+	}
+	addr, err := netip.ParseAddrPort(v.node.Value)
+	if err != nil || addr.Port() == 0 {
+		v.problem("write a port, as in 8080, or an address and a port, as in 0.0.0.0:8080", "not an address to publish at")
+		return
+	}
+	*into = addr
+}
+
+func (v value) readiness(into *Readiness) {
+	port := func(v value) { v.port(&into.Port) }
+	given := v.object(map[string]func(value){
+		"httpGet": func(v value) {
+			v.object(map[string]func(value){"path": func(v value) { v.httpPath(&into.Path) }, "port": port})
+			if into.Path == "" {
+				into.Path = "/"
+			}
+		},
+		"tcpSocket": func(v value) { v.object(map[string]func(value){"port": port}) },
+	})
+	if len(given) > 1 {
+		v.problem("keep one of httpGet and tcpSocket", "an application has one readiness probe")
+	}
+}
+
+func (v value) httpPath(into *string) {
+	var s string
+	v.string(&s)
+	if s != "" && (!strings.HasPrefix(s, "/") || strings.ContainsAny(s, " \t\r\n")) {
+		v.problem("write a path as in /healthz", "not the path of a URL")
+		return
+	}
+	*into = s
+}
+
+func (v value) upstream() Upstream {
+	var u Upstream
+	given := v.object(map[string]func(value){
+		"name": func(v value) { v.label(&u.Name, 63) },
+		"host": func(v value) { v.dnsName(&u.Host) },
+		"port": func(v value) { v.port(&u.Port) },
+	})
+	v.require(given, "host", "host: and the name of the service")
+	v.require(given, "port", "port: and the service's port")
+	return u
+}
+
+// absolute is a path of the topology as the operating system needs it: relative ones start at the file's folder.
+func (t *Topology) absolute(path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(t.baseDir(), path)
+}

@@ -1,0 +1,116 @@
+package mesh
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// procInfo identifies a process beyond its number, which the kernel gives to others in time.
+type procInfo struct {
+	PID int `json:"pid"`
+	// Start is the clock tick since boot at which it started.
+	Start   uint64 `json:"start"`
+	Command string `json:"command"`
+}
+
+// inspect reads what /proc knows of a process; an error when there is none.
+func inspect(pid int) (procInfo, error) {
+	stat, err := readStat(pid)
+	if err != nil {
+		return procInfo{}, err
+	}
+	raw, err := os.ReadFile(procFile(pid, "cmdline"))
+	if err != nil {
+		return procInfo{}, err
+	}
+	command := strings.TrimSpace(strings.ReplaceAll(string(raw), "\x00", " "))
+	return procInfo{PID: pid, Start: stat.start, Command: command}, nil
+}
+
+type procStat struct {
+	parent, group int
+	start         uint64
+	zombie        bool
+}
+
+// readStat reads /proc/PID/stat (see proc_pid_stat(5)). The second field is a name in brackets that may hold anything.
+func readStat(pid int) (procStat, error) {
+	raw, err := os.ReadFile(procFile(pid, "stat"))
+	if err != nil {
+		return procStat{}, err
+	}
+	end := bytes.LastIndexByte(raw, ')')
+	fields := strings.Fields(string(raw[end+1:]))
+	if end < 0 || len(fields) < 20 {
+		return procStat{}, fmt.Errorf("/proc/%d/stat is not as expected", pid)
+	}
+	var s procStat
+	s.zombie = fields[0] == "Z" || fields[0] == "X"
+	s.parent, _ = strconv.Atoi(fields[1])
+	s.group, _ = strconv.Atoi(fields[2])
+	s.start, err = strconv.ParseUint(fields[19], 10, 64)
+	return s, err
+}
+
+func procFile(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
+
+// processIDs lists the processes there are.
+func processIDs() []int {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	var pids []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// parentsOf maps the parent of every process whose executable has this base name to the process.
+func parentsOf(name string) map[int]int {
+	found := map[int]int{}
+	for _, pid := range processIDs() {
+		raw, err := os.ReadFile(procFile(pid, "cmdline"))
+		if err != nil {
+			continue
+		}
+		program, _, _ := strings.Cut(string(raw), "\x00")
+		if filepath.Base(program) != name {
+			continue
+		}
+		if s, err := readStat(pid); err == nil && !s.zombie {
+			found[s.parent] = pid
+		}
+	}
+	return found
+}
+
+// withVariable lists the processes whose environment holds a variable, as far as we may look into them.
+func withVariable(assignment string) []int {
+	var found []int
+	for _, pid := range processIDs() {
+		env, err := os.ReadFile(procFile(pid, "environ"))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if bytes.HasPrefix(env, []byte(assignment+"\x00")) || bytes.Contains(env, []byte("\x00"+assignment+"\x00")) {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// bootID tells this boot of the machine from every other.
+func bootID() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id))
+}

@@ -1,0 +1,292 @@
+package mesh
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// runner keeps one instance running: its application, its agent, and its entry in the registry.
+type runner struct {
+	mesh     *Mesh
+	instance *Instance
+	files    *sidecarFiles
+	attached Attachment
+	app      *supervised // nil for a gateway
+	agent    *supervised
+	probe    *prober
+	changed  chan struct{}
+
+	mu      sync.Mutex
+	began   time.Time // when it was started, or ceased to be ready
+	ready   bool
+	late    bool
+	lost    bool // a process failed for good
+	reasons []string
+	traffic rate
+}
+
+func (m *Mesh) newRunner(i *Instance) (*runner, error) {
+	attached, err := m.placement.Attach(i)
+	if err != nil {
+		return nil, fmt.Errorf("workload %s: %w", i.Name, err)
+	}
+	r := &runner{mesh: m, instance: i, attached: attached, changed: make(chan struct{}, 1), probe: newProber(i, attached)}
+	r.files = &sidecarFiles{dir: filepath.Join(m.runtime.path, workloadsDir, i.Name), instance: i, mesh: m.cfg.Topology.Mesh, issuer: m.authority}
+	r.agent = r.supervise("sidecar", OriginSidecar, RestartAlways, r.agentCommand)
+	if i.workload.Type != Gateway {
+		r.app = r.supervise("application", OriginWorkload, i.workload.Restart, r.appCommand)
+	} else {
+		r.agent.what = "gateway"
+	}
+	return r, nil
+}
+
+func (r *runner) supervise(what string, origin Origin, rule RestartRule, c func() (command, error)) *supervised {
+	return &supervised{
+		what: what, instance: r.instance.Name, origin: origin, rule: rule, command: c, ledger: r.mesh.ledger,
+		events: r.mesh.events, changed: r.changed, kill: r.mesh.kill, again: make(chan struct{}, 1),
+		status: ProcessStatus{State: ProcessWaiting},
+	}
+}
+
+func (r *runner) agentCommand() (command, error) {
+	env, err := r.mesh.agentEnv(r.instance, r.attached)
+	role := "sidecar"
+	if r.instance.workload.Type == Gateway {
+		role = "router"
+	}
+	args := append(append([]string(nil), r.mesh.agentCommand...), "proxy", role, "--restart")
+	return command{Args: args, Env: env, Dir: r.files.dir, Enter: r.attached.Enter}, err
+}
+
+func (r *runner) appCommand() (command, error) {
+	env, err := r.mesh.appEnv(r.instance, r.attached)
+	if err != nil {
+		return command{}, err
+	}
+	args, err := r.mesh.appArgs(r.instance)
+	return command{Args: args, Env: env, Dir: r.instance.workload.WorkingDir, Enter: r.attached.Enter}, err
+}
+
+// run keeps the instance running until ctx ends; its processes have ended when it returns. started is called once when
+// the instance is ready, or is not going to be soon.
+func (r *runner) run(ctx context.Context, started func()) {
+	r.setBegan()
+	r.mesh.events.publish(Event{Kind: Starting, Instance: r.instance.Name, Origin: OriginMesh, Message: r.instance.Proxy.String()})
+	var wg sync.WaitGroup
+	wg.Go(func() { r.agent.run(ctx) })
+	if r.app != nil {
+		wg.Go(func() {
+			if r.holdApp(ctx) {
+				r.app.run(ctx)
+			}
+		})
+	}
+	wg.Go(func() { r.renewTokens(ctx) })
+	r.watch(ctx, started)
+	r.leave()
+	r.quitAgent()
+	wg.Wait()
+}
+
+// holdApp waits for the sidecar where Istio's holdApplicationUntilProxyStarts asks for that.
+func (r *runner) holdApp(ctx context.Context) bool {
+	if !r.mesh.cfg.Topology.Mesh.GetDefaultConfig().GetHoldApplicationUntilProxyStarts().GetValue() {
+		return true
+	}
+	for {
+		if reasons := r.probe.sidecar(ctx); len(reasons) == 0 {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(startingInterval):
+		}
+	}
+}
+
+func (r *runner) renewTokens(ctx context.Context) {
+	ticker := time.NewTicker(tokenTTL / 2)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if err := r.files.renewToken(); err != nil {
+			r.mesh.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name, Line: "error: " + err.Error()})
+		}
+	}
+}
+
+// How often an instance is looked at: while it starts, and once it is ready.
+const (
+	startingInterval = 20 * time.Millisecond
+	readyInterval    = 250 * time.Millisecond
+)
+
+// watch follows the instance's readiness, and keeps the registry and the events true to it.
+func (r *runner) watch(ctx context.Context, started func()) {
+	release := sync.OnceFunc(started)
+	defer release()
+	for ctx.Err() == nil {
+		reasons, lost := r.look(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		interval := startingInterval
+		switch {
+		case len(reasons) == 0:
+			if r.setReady() {
+				r.sample(ctx)
+			}
+			release()
+			interval = readyInterval
+		default:
+			r.setNotReady(reasons, lost)
+			if lost || r.noteLate(reasons) {
+				release()
+				interval = readyInterval
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-r.changed:
+		case <-time.After(interval):
+		}
+	}
+}
+
+// look says what keeps the instance from being ready, and whether a process of it failed for good.
+func (r *runner) look(ctx context.Context) (reasons []string, failed bool) {
+	reasons, failed = r.lookAtApp(ctx)
+	agent := r.agent.snapshot()
+	if why := agent.why(r.agent.what); why != "" {
+		reasons = append(reasons, why)
+	} else {
+		reasons = append(reasons, r.probe.sidecar(ctx)...)
+	}
+	return reasons, failed || agent.State == ProcessFailed
+}
+
+func (r *runner) lookAtApp(ctx context.Context) (reasons []string, failed bool) {
+	if r.app == nil {
+		return nil, false
+	}
+	app := r.app.snapshot()
+	if app.State == ProcessEnded && len(r.instance.workload.Ports) == 0 {
+		return nil, false // a task that is done
+	}
+	why := app.why(r.app.what)
+	if why != "" {
+		r.probe.forget()
+	} else {
+		why = r.probe.application(ctx)
+	}
+	if why != "" {
+		reasons = []string{why}
+	}
+	return reasons, r.appLost(app.State)
+}
+
+// appLost says whether the application has ended for good, and is missed: a task without ports is done then.
+func (r *runner) appLost(state ProcessState) bool {
+	return state == ProcessFailed || (state == ProcessEnded && len(r.instance.workload.Ports) > 0)
+}
+
+func (r *runner) setBegan() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.began, r.late = time.Now(), false
+}
+
+// setReady says whether that is news.
+func (r *runner) setReady() bool {
+	r.mu.Lock()
+	was, took := r.ready, time.Since(r.began)
+	r.ready, r.reasons, r.late, r.lost = true, nil, false, false
+	r.mu.Unlock()
+	if was {
+		return false
+	}
+	r.join()
+	r.mesh.events.publish(Event{Kind: Ready, Instance: r.instance.Name, Origin: OriginMesh, Took: took})
+	r.mesh.readiness.changed()
+	return true
+}
+
+func (r *runner) setNotReady(reasons []string, lost bool) {
+	r.mu.Lock()
+	was := r.ready
+	r.ready, r.reasons, r.lost = false, reasons, lost
+	if was {
+		r.began = time.Now()
+	}
+	r.mu.Unlock()
+	if was {
+		r.leave()
+		r.mesh.events.publish(Event{Kind: NotReady, Instance: r.instance.Name, Origin: OriginMesh, Message: strings.Join(reasons, "; ")})
+	}
+	r.mesh.readiness.changed()
+}
+
+// noteLate says, once, that the instance took longer than it may.
+func (r *runner) noteLate(reasons []string) bool {
+	r.mu.Lock()
+	late, limit := r.late, r.instance.workload.StartupTimeout
+	r.late = late || time.Since(r.began) > limit
+	now := r.late
+	r.mu.Unlock()
+	if now && !late {
+		r.mesh.events.publish(Event{Kind: NotReady, Instance: r.instance.Name, Origin: OriginMesh,
+			Message: fmt.Sprintf("not ready after %s (startupTimeout), still waiting: %s", limit, strings.Join(reasons, "; "))})
+		r.mesh.readiness.changed()
+	}
+	return now
+}
+
+// state is the instance's readiness for others; hopeless says that it will not be ready soon, for the reasons.
+func (r *runner) state() (ready bool, reasons []string, hopeless bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ready, append([]string(nil), r.reasons...), !r.ready && (r.lost || r.late)
+}
+
+// join puts the instance into the registry, leave takes it out: traffic goes to it only while it is ready.
+func (r *runner) join() { r.mesh.registry.Put(r.entry()) }
+
+func (r *runner) leave() { r.mesh.registry.Delete(r.entry().Key) }
+
+// entry is the instance as a WorkloadEntry, which services select by its labels as they select pods.
+func (r *runner) entry() *config.Resource {
+	w := r.instance.workload
+	labels := map[string]string{}
+	for k, v := range w.Labels {
+		labels[k] = v
+	}
+	if w.Type != Gateway {
+		labels["security.istio.io/tlsMode"] = "istio"
+	}
+	ports := map[string]uint32{}
+	for _, p := range w.Ports {
+		ports[p.Name] = uint32(p.Port)
+	}
+	return &config.Resource{
+		Key:        config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: r.instance.Name},
+		APIVersion: "networking.istio.io/v1",
+		Labels:     labels,
+		Spec: &networking.WorkloadEntry{
+			Address: r.instance.Proxy.String(), Labels: labels, ServiceAccount: w.ServiceAccount, Ports: ports,
+		},
+	}
+}

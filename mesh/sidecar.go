@@ -1,0 +1,201 @@
+package mesh
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+)
+
+// Where the agent expects its files, from its working directory: the contract of Istio's agent.
+const (
+	meshConfigPath  = "etc/istio/config/mesh"
+	labelsPath      = "etc/istio/pod/labels"
+	annotationsPath = "etc/istio/pod/annotations"
+	tokenPath       = "var/run/secrets/tokens/istio-token"
+	rootCertPath    = "var/run/secrets/istio/root-cert.pem"
+	identityPath    = "var/run/secrets/workload-spiffe-uds"
+)
+
+const (
+	// tokenTTL is short, because a token is a file that others of this user can read; it is renewed at half its life.
+	tokenTTL = time.Hour
+	// terminationDrain is how long a sidecar that is stopped alone lets requests finish.
+	terminationDrain = time.Second
+)
+
+// issuer signs what proves a workload's identity to the control plane.
+type issuer interface {
+	IssueToken(namespace, serviceAccount string, ttl time.Duration) (string, error)
+	RootPEM() []byte
+}
+
+// sidecarFiles are the files of one agent, in its working directory.
+type sidecarFiles struct {
+	dir      string
+	instance *Instance
+	mesh     *meshconfig.MeshConfig
+	issuer   issuer
+}
+
+// write lays out the agent's working directory.
+func (s *sidecarFiles) write() error {
+	for _, path := range []string{meshConfigPath, labelsPath, tokenPath, rootCertPath, identityPath + "/socket", "etc/istio/proxy/XDS"} {
+		if err := os.MkdirAll(filepath.Join(s.dir, filepath.Dir(path)), 0o700); err != nil {
+			return fmt.Errorf("making the agent's directory: %w", withRemedy(err))
+		}
+	}
+	meshFile, err := protojson.Marshal(proxyMesh(s.mesh))
+	if err != nil {
+		return fmt.Errorf("writing the agent's mesh configuration: %w", err)
+	}
+	w := s.instance.workload
+	for path, data := range map[string][]byte{
+		meshConfigPath:  meshFile,
+		labelsPath:      downwardFile(w.Labels),
+		annotationsPath: downwardFile(w.Annotations),
+		rootCertPath:    s.issuer.RootPEM(),
+	} {
+		if err := writeFile(filepath.Join(s.dir, path), data, 0o600); err != nil {
+			return err
+		}
+	}
+	return s.renewToken()
+}
+
+// renewToken puts a fresh token where the agent reads it for every call.
+func (s *sidecarFiles) renewToken() error {
+	w := s.instance.workload
+	token, err := s.issuer.IssueToken(w.Namespace, w.ServiceAccount, tokenTTL)
+	if err != nil {
+		return fmt.Errorf("issuing a token to workload %s: %w", s.instance.Name, err)
+	}
+	return writeFile(filepath.Join(s.dir, tokenPath), []byte(token), 0o600)
+}
+
+// proxyMesh is the mesh configuration for proxies: the user's, with defaults that fit many proxies on one machine.
+func proxyMesh(m *meshconfig.MeshConfig) *meshconfig.MeshConfig {
+	m = proto.Clone(m).(*meshconfig.MeshConfig)
+	if m.DefaultConfig == nil {
+		m.DefaultConfig = &meshconfig.ProxyConfig{}
+	}
+	d := m.DefaultConfig
+	if d.Concurrency == nil {
+		d.Concurrency = wrapperspb.Int32(1)
+	}
+	if d.TerminationDrainDuration == nil {
+		d.TerminationDrainDuration = durationpb.New(terminationDrain)
+	}
+	return m
+}
+
+// downwardFile is a map in the form of Kubernetes' downward API: one key="value" a line, sorted.
+func downwardFile(m map[string]string) []byte {
+	var b strings.Builder
+	for _, k := range sortedKeys(m) {
+		fmt.Fprintf(&b, "%s=%s\n", k, strconv.Quote(m[k]))
+	}
+	return []byte(b.String())
+}
+
+// inherited are the variables that an agent keeps of the environment that the mesh was started in. Everything else
+// might change what it does: an ISTIO_META_ variable of the user's, for instance.
+var inherited = []string{"PATH", "HOME", "TMPDIR", "LANG", "TZ", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+
+// agentEnv is the environment of an instance's agent.
+func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
+	var env []string
+	for _, name := range inherited {
+		if v := lookupEnv(m.cfg.Environ, name); v != "" {
+			env = append(env, name+"="+v)
+		}
+	}
+	discovery := fmt.Sprintf("%s:%d", m.placement.ControlPlane(), securePort)
+	proxyConfig, err := m.proxyConfig(discovery)
+	if err != nil {
+		return nil, err
+	}
+	w := i.workload
+	env = append(env,
+		"INSTANCE_IP="+i.Proxy.String(),
+		"HOST_IP="+m.placement.ControlPlane().String(),
+		"POD_NAME="+i.Name,
+		"POD_NAMESPACE="+w.Namespace,
+		"SERVICE_ACCOUNT="+w.ServiceAccount,
+		"TRUST_DOMAIN="+m.cfg.Topology.TrustDomain,
+		"CA_ADDR="+discovery,
+		"PROXY_CONFIG="+proxyConfig,
+		"ECC_SIGNATURE_ALGORITHM=ECDSA",
+		"ENVOY_PATH="+m.envoy.Path,
+		"ISTIO_META_WORKLOAD_NAME="+w.Name,
+		"ISTIO_META_OWNER=pilotfish://meshes/"+m.cfg.Topology.Name+"/workloads/"+w.Name,
+		"ISTIO_META_MESH_ID="+m.cfg.Topology.TrustDomain,
+		"ISTIO_META_CLUSTER_ID=Kubernetes",
+		runVariable+"="+m.runID,
+	)
+	return append(env, at.AgentEnv...), nil
+}
+
+// statsPrefixes are what status and the mesh's users read of Envoy's statistics, besides the agent's own selection.
+var statsPrefixes = []string{"http.", "cluster.outbound", "cluster.inbound"}
+
+// proxyConfig is what only this mesh knows, in the form of Istio's PROXY_CONFIG; it stands above the mesh file.
+func (m *Mesh) proxyConfig(discovery string) (string, error) {
+	cfg := map[string]any{"discoveryAddress": discovery}
+	if m.cfg.Topology.Mesh.GetDefaultConfig().GetProxyStatsMatcher() == nil {
+		cfg["proxyStatsMatcher"] = map[string]any{"inclusionPrefixes": statsPrefixes}
+	}
+	out, err := json.Marshal(cfg)
+	return string(out), err
+}
+
+// appEnv is the environment of an instance's application: that of the mesh's own process, what it has to know of its
+// place, and what the topology says.
+func (m *Mesh) appEnv(i *Instance, at Attachment) ([]string, error) {
+	w := i.workload
+	vars := i.variables(m.cfg.Topology.baseDir(), m.cfg.SelfPath)
+	env := append([]string(nil), m.cfg.Environ...)
+	env = append(env, at.AppEnv...)
+	env = append(env,
+		"PILOTFISH_APP_ADDRESS="+i.App.String(),
+		"PILOTFISH_NAME="+i.Name,
+		"PILOTFISH_NAMESPACE="+w.Namespace,
+		runVariable+"="+m.runID,
+	)
+	if vars["PORT"] != "" {
+		env = append(env, "PORT="+vars["PORT"])
+	}
+	for _, u := range w.Upstreams {
+		env = append(env, u.variable()+"="+vars[u.variable()])
+	}
+	for _, name := range sortedKeys(w.Env) {
+		value, err := expand(w.Env[name], vars)
+		if err != nil {
+			return nil, fmt.Errorf("variable %s of workload %s: %w", name, w.Name, err)
+		}
+		env = append(env, name+"="+value)
+	}
+	return env, nil
+}
+
+// appArgs is the application's command with its variables expanded.
+func (m *Mesh) appArgs(i *Instance) ([]string, error) {
+	vars := i.variables(m.cfg.Topology.baseDir(), m.cfg.SelfPath)
+	args := make([]string, len(i.workload.Command))
+	for n, arg := range i.workload.Command {
+		var err error
+		if args[n], err = expand(arg, vars); err != nil {
+			return nil, fmt.Errorf("command of workload %s: %w", i.workload.Name, err)
+		}
+	}
+	return args, nil
+}

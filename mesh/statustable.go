@@ -1,0 +1,148 @@
+package mesh
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// WriteTable writes the status for people.
+func (s Status) WriteTable(out io.Writer, now time.Time) error {
+	control := "running for " + ago(now.Sub(s.Control.Since))
+	if !s.Control.Running {
+		control = "stopped"
+	}
+	if s.Control.Reason != "" {
+		control += " (" + s.Control.Reason + ")"
+	}
+	fmt.Fprintf(out, "mesh %s  %s  pid %d  up for %s\ncontrol plane %s  %s  configuration: %s\n\n",
+		s.Mesh, s.Network, s.PID, ago(now.Sub(s.Started)), s.Control.Address, control, countProblems(s.Control.Problems))
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "\tWORKLOAD\tADDRESS\tAPPLICATION\tSIDECAR\tENVOY\tCERTIFICATE\tCONFIG\tREQ/S")
+	for _, i := range s.Instances {
+		i.writeRow(w, now)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	var notes strings.Builder
+	for _, i := range s.Instances {
+		i.writeNotes(&notes)
+	}
+	for _, p := range s.Control.Problems {
+		if p.Severity != config.Info {
+			fmt.Fprintf(&notes, "  %s\n", oneLine(p.String()))
+		}
+	}
+	if notes.Len() > 0 {
+		fmt.Fprintf(out, "\n%s", notes.String())
+	}
+	return nil
+}
+
+func countProblems(problems []config.Problem) string {
+	refused, warnings := 0, 0
+	for _, p := range problems {
+		switch p.Severity {
+		case config.Error:
+			refused++
+		case config.Warning:
+			warnings++
+		}
+	}
+	if refused+warnings == 0 {
+		return "in order"
+	}
+	return fmt.Sprintf("%d refused, %d warnings", refused, warnings)
+}
+
+func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
+	mark, app := "✗", "-"
+	if i.Ready {
+		mark = "✓"
+	}
+	if i.App != nil {
+		app = i.App.short()
+	}
+	envoy, certificate := "-", "-"
+	if i.EnvoyPID != 0 {
+		envoy = fmt.Sprintf("pid %d", i.EnvoyPID)
+	}
+	if c := i.Certificate; c != nil {
+		_, path, _ := strings.Cut(strings.TrimPrefix(c.SPIFFEID, "spiffe://"), "/")
+		certificate = path + ", " + ago(c.Expires.Sub(now)) + " left"
+	}
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", mark, i.Name, i.ProxyAddress, app, i.Agent.short(), envoy,
+		certificate, i.Config.State, formatRate(i.RequestsPerSecond))
+}
+
+// short is a process in a table's cell.
+func (p ProcessStatus) short() string {
+	s := string(p.State)
+	if p.PID != 0 {
+		s = fmt.Sprintf("pid %d", p.PID)
+	}
+	switch p.Restarts {
+	case 0:
+		return s
+	case 1:
+		return s + ", 1 restart"
+	}
+	return fmt.Sprintf("%s, %d restarts", s, p.Restarts)
+}
+
+func formatRate(perSecond float64) string {
+	if perSecond >= 10 {
+		return fmt.Sprintf("%.0f", perSecond)
+	}
+	return fmt.Sprintf("%.1f", perSecond)
+}
+
+// writeNotes explains what the row cannot.
+func (i InstanceStatus) writeNotes(out *strings.Builder) {
+	if !i.Ready {
+		fmt.Fprintf(out, "  %s is not ready: %s\n", i.Name, oneLine(strings.Join(i.Reasons, "; ")))
+	}
+	if i.App != nil && i.App.LastExit != nil {
+		fmt.Fprintf(out, "  %s: its application last %s\n", i.Name, i.App.LastExit)
+	}
+	if i.Agent.LastExit != nil {
+		fmt.Fprintf(out, "  %s: its sidecar last %s\n", i.Name, i.Agent.LastExit)
+	}
+	for _, r := range i.Config.Rejected {
+		fmt.Fprintf(out, "  %s rejected %s %s: %s\n", i.Name, r.Type, strings.Join(r.Resources, ", "), oneLine(r.Reason))
+	}
+	if i.Config.State != ConfigInSync && i.Config.Reason != "" {
+		fmt.Fprintf(out, "  %s: %s\n", i.Name, oneLine(i.Config.Reason))
+	}
+}
+
+// ago says how long something lasts.
+func ago(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0s"
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// oneLine keeps what others wrote from breaking the table, or steering the terminal.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
+}

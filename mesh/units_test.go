@@ -1,0 +1,100 @@
+package mesh
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestOutputIsCutIntoLinesOfBoundedLength(t *testing.T) {
+	var got []string
+	l := &lines{emit: func(s string) { got = append(got, s) }}
+	_, _ = l.Write([]byte("one\ntw"))
+	_, _ = l.Write([]byte("o\r\n\n" + strings.Repeat("x", maxLine+100) + "\nlast \xff"))
+	l.flush()
+	if len(got) != 5 || got[0] != "one" || got[1] != "two" || got[2] != "" || got[4] != "last \uFFFD" {
+		t.Errorf("got %d lines: %.40q", len(got), got)
+	}
+	if len(got[3]) > maxLine+20 || !strings.HasSuffix(got[3], "(cut)") {
+		t.Errorf("a long line came out with %d bytes", len(got[3]))
+	}
+	for n := range 30 {
+		_, _ = fmt.Fprintln(l, n)
+	}
+	if tail := l.last(); len(tail) != tailLines || tail[tailLines-1] != "29" || tail[0] != "20" {
+		t.Errorf("the last lines are %q", tail)
+	}
+}
+
+func TestRestartsWaitLongerAndLongerAndEnd(t *testing.T) {
+	var b budget
+	now := time.Unix(0, 0)
+	var pauses []time.Duration
+	for {
+		pause, again := b.fail(now, 0)
+		if !again {
+			break
+		}
+		if len(pauses) > 20 {
+			t.Fatal("it is restarted for ever")
+		}
+		pauses = append(pauses, pause)
+		now = now.Add(pause)
+	}
+	if !slices.IsSorted(pauses) || pauses[0] != firstPause || len(pauses) < 5 {
+		t.Errorf("the pauses are %v", pauses)
+	}
+}
+
+func TestRareFailuresNeverAddUp(t *testing.T) {
+	var b budget
+	now := time.Unix(0, 0)
+	for range 1000 {
+		if pause, again := b.fail(now, 5*time.Minute); !again || pause != 0 {
+			t.Fatalf("after a long run: pause %s, again %v", pause, again)
+		}
+		now = now.Add(5 * time.Minute)
+	}
+}
+
+func TestASlowSubscriberLosesLinesButNoEvents(t *testing.T) {
+	s := newStream()
+	sub := s.subscribe()
+	for range maxPendingLines + 10 {
+		s.publish(Event{Kind: Log})
+	}
+	s.publish(Event{Kind: Ready})
+	s.close()
+	events, ok := sub.Next(nil)
+	if last := events[len(events)-1]; !ok || len(events) != maxPendingLines+1 || last.Kind != Ready || last.Dropped != 10 {
+		t.Errorf("got %d events, the last %+v", len(events), last)
+	}
+	if _, ok := sub.Next(nil); ok {
+		t.Error("the subscription goes on after the end")
+	}
+	if late := s.subscribe(); late != nil {
+		if _, ok := late.Next(nil); ok {
+			t.Error("a subscription after the end gives events")
+		}
+	}
+}
+
+func TestRatesSurviveARestartOfEnvoy(t *testing.T) {
+	var r rate
+	at := time.Unix(100, 0)
+	for _, step := range []struct{ count, want float64 }{{10, 0}, {40, 10}, {5, 0}, {8, 1}} {
+		r.read(step.count, at)
+		if r.perSecond != step.want {
+			t.Errorf("at %v: %v a second, want %v", step.count, r.perSecond, step.want)
+		}
+		at = at.Add(3 * time.Second)
+	}
+}
+
+func TestStatisticsAreAddedUp(t *testing.T) {
+	if got := sumStats([]byte("cluster.inbound|9080||.upstream_rq_completed: 7\na: 5\nnonsense\nb: No recorded values\n")); got != 12 {
+		t.Errorf("got %v", got)
+	}
+}

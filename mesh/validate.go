@@ -1,0 +1,242 @@
+package mesh
+
+import (
+	"fmt"
+	"net/netip"
+	"sort"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+)
+
+// maxInstances and maxUpstreams follow from the plan of addresses: one third octet an instance, one fourth an upstream.
+const (
+	maxInstances = 254
+	maxUpstreams = 200
+)
+
+// DefaultTrustDomain is the trust domain of a mesh that names none: Istio's.
+const DefaultTrustDomain = "cluster.local"
+
+const defaultStartupTimeout = 30 * time.Second
+
+// reservedPorts are what a proxy listens on besides the workload's own ports.
+var reservedPorts = map[uint16]string{
+	adminPort: "Envoy's admin interface", statusPort: "the agent's status", readinessPort: "Envoy's readiness",
+	prometheusPort: "Envoy's metrics", proxyPort: "the sidecar's HTTP proxy",
+}
+
+func (v value) network(into *netip.Prefix) {
+	var s string
+	v.string(&s)
+	if s == "" {
+		return
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil || p.Bits() != 16 || !p.Addr().Is4() || p.Masked() != p || p.Addr().As4()[0] != 127 || p.Addr().As4()[1] == 0 {
+		v.problem("write 127.N.0.0/16 with N from 1 to 255, or leave it out: a free one is taken then", "not a network for a mesh")
+		return
+	}
+	*into = p
+}
+
+// validate checks what spans several fields.
+func (t *Topology) validate() {
+	names := map[string]*Workload{}
+	total := 0
+	for _, w := range t.Workloads {
+		v := w.origin
+		for i := 1; i <= max(w.Replicas, 1); i++ {
+			name := w.instanceName(i)
+			if first := names[name]; first != nil {
+				v.duplicateName(w, first, name)
+				break
+			}
+			names[name] = w
+			total++
+		}
+		v.validatePorts(w)
+		v.validateUpstreams(w)
+		v.validateVariables(w)
+	}
+	if total > maxInstances {
+		t.Workloads[len(t.Workloads)-1].origin.problem("use fewer replicas", "%d instances are more than the %d that a mesh has addresses for", total, maxInstances)
+	}
+	t.validatePublished()
+	t.validateTrustDomain()
+}
+
+func (v value) duplicateName(w, first *Workload, name string) {
+	field := v.field("name")
+	if w.Name == first.Name {
+		field.problem("give one of them another name", "a workload of this name stands already at %s", first.At)
+		return
+	}
+	field.problem("give one of them another name", "its instance %s has the name of one of workload %s (%s)", name, first.Name, first.At)
+}
+
+func (v value) validatePorts(w *Workload) {
+	numbers, names := map[uint16]bool{}, map[string]bool{}
+	items := v.items("ports")
+	for i, p := range w.Ports {
+		item := items[i]
+		if numbers[p.Port] {
+			item.field("port").problem("list each port once", "the port is listed twice")
+		}
+		if p.Name != "" && names[p.Name] {
+			item.field("name").problem("give one of them another name", "two ports have this name")
+		}
+		if use := reservedPorts[p.Port]; use != "" {
+			item.field("port").problem("let the application listen on another port", "the port is taken by %s", use)
+		}
+		if p.Publish.IsValid() && w.Type != Gateway {
+			item.field("publish").problem("leave it out, and reach the workload through a gateway", "only a gateway's port can be published")
+		}
+		numbers[p.Port], names[p.Name] = true, true
+	}
+	if r := w.Readiness.Port; r != 0 && !numbers[r] {
+		v.field("readiness").problem("add it to ports", "port %d is not one of the workload's", r)
+	}
+	if w.Readiness.Path != "" && len(w.Ports) == 0 {
+		v.field("readiness").problem("list the port under ports", "there is no port to ask")
+	}
+}
+
+func (v value) validateUpstreams(w *Workload) {
+	names := map[string]bool{}
+	items := v.items("upstreams")
+	for i, u := range w.Upstreams {
+		name := u.variable()
+		if names[name] {
+			items[i].problem("give one of them another name", "two upstreams have the name %s", strings.TrimPrefix(name, upstreamPrefix))
+		}
+		names[name] = true
+	}
+	if len(w.Upstreams) > maxUpstreams {
+		v.field("upstreams").problem("", "%d upstreams are more than the %d that a workload has addresses for", len(w.Upstreams), maxUpstreams)
+	}
+}
+
+// validateVariables expands what will be expanded when the workload starts, to find variables that do not exist.
+func (v value) validateVariables(w *Workload) {
+	known := map[string]string{}
+	for _, name := range w.variableNames() {
+		known[name] = "x"
+	}
+	check := func(at value, text string) {
+		if _, err := expand(text, known); err != nil {
+			at.problem("use one of ${"+strings.Join(w.variableNames(), "}, ${")+"}, or write $${…} for a literal ${…}", "%v", err)
+		}
+	}
+	items := v.items("command")
+	for i, arg := range w.Command {
+		check(items[i], arg)
+	}
+	if len(w.Command) > 0 && w.Command[0] == "" {
+		items[0].problem("name the program", "the command has no program")
+	} else if len(w.Command) == 0 && w.Type != Gateway {
+		v.field("command").problem(`write command: ["/path/to/program", "argument"]`, "the command is empty")
+	}
+	for _, p := range v.entries("env") {
+		check(p.val, w.Env[p.name])
+	}
+}
+
+func (t *Topology) validatePublished() {
+	taken := map[netip.AddrPort]*Workload{}
+	for _, w := range t.Workloads {
+		items := w.origin.items("ports")
+		for i, p := range w.Ports {
+			if !p.Publish.IsValid() {
+				continue
+			}
+			at := items[i].field("publish")
+			if first := taken[p.Publish]; first != nil {
+				at.problem("publish them at different ports", "%s is published by workload %s already (%s)", p.Publish, first.Name, first.At)
+			}
+			if w.Replicas > 1 {
+				at.problem("use one replica, or publish a second gateway at another port", "%d replicas cannot listen at one address", w.Replicas)
+			}
+			taken[p.Publish] = w
+		}
+	}
+}
+
+func (t *Topology) validateTrustDomain() {
+	inline := t.Mesh.GetTrustDomain()
+	if t.TrustDomain != "" && inline != "" && t.TrustDomain != inline {
+		t.spec.field("trustDomain").problem("keep one of them", "spec.mesh.trustDomain says %q", inline)
+	}
+}
+
+// fillDefaults gives every field that was left out its value.
+func (t *Topology) fillDefaults() {
+	if t.TrustDomain == "" {
+		t.TrustDomain = t.Mesh.GetTrustDomain()
+	}
+	if t.TrustDomain == "" {
+		t.TrustDomain = DefaultTrustDomain
+	}
+	t.Mesh = proto.Clone(t.Mesh).(*meshconfig.MeshConfig)
+	t.Mesh.TrustDomain = t.TrustDomain
+	for _, w := range t.Workloads {
+		w.fillDefaults(t)
+	}
+}
+
+func (w *Workload) fillDefaults(t *Topology) {
+	orDefault(&w.Namespace, "default")
+	orDefault(&w.ServiceAccount, "default")
+	orDefault((*string)(&w.Type), string(Service))
+	orDefault((*string)(&w.Restart), string(RestartAlways))
+	if w.Replicas == 0 {
+		w.Replicas = 1
+	}
+	if w.StartupTimeout == 0 {
+		w.StartupTimeout = defaultStartupTimeout
+	}
+	if w.Labels == nil {
+		w.Labels = map[string]string{}
+	}
+	if w.Labels["app"] == "" {
+		w.Labels["app"] = w.Name
+	}
+	w.WorkingDir = t.absolute(w.WorkingDir)
+	for i := range w.Ports {
+		orDefault(&w.Ports[i].Protocol, "TCP")
+		orDefault(&w.Ports[i].Name, fmt.Sprintf("%s-%d", strings.ToLower(w.Ports[i].Protocol), w.Ports[i].Port))
+	}
+	for i := range w.Upstreams {
+		u := &w.Upstreams[i]
+		orDefault(&u.Name, strings.SplitN(u.Host, ".", 2)[0])
+		u.Host = qualifiedHost(u.Host, w.Namespace)
+	}
+}
+
+func orDefault(s *string, value string) {
+	if *s == "" {
+		*s = value
+	}
+}
+
+// qualifiedHost completes the short names of Kubernetes services; any other name means itself.
+func qualifiedHost(host, namespace string) string {
+	switch {
+	case !strings.Contains(host, "."):
+		return host + "." + namespace + ".svc.cluster.local"
+	case strings.HasSuffix(host, ".svc"):
+		return host + ".cluster.local"
+	}
+	return host
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}
