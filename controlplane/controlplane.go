@@ -1,0 +1,259 @@
+// Package controlplane is the embedded control plane: it composes the stores, the registry, the snapshots, the discovery
+// server and the certificate authority into one server.
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// Debounce says how changes are collected before they become one push.
+type Debounce struct {
+	After time.Duration // this long after the last change; default 10 ms
+	Max   time.Duration // but this long after the first at most; default 1 s
+}
+
+// Config is all that a control plane can be told. The zero value of a field is its default.
+type Config struct {
+	// ConfigDirs are directories (or single files) of YAML, watched.
+	ConfigDirs []string
+	// Stores are read beside the directories.
+	Stores []config.Store
+	// StateDir keeps the certificate authority. Required.
+	StateDir string
+	// Address is the IP address to listen on; default 127.0.0.1.
+	Address string
+	Ports   Ports
+	// MeshConfigFile is a file of Istio's MeshConfig in YAML, watched.
+	MeshConfigFile string
+	// Mesh is used when there is no MeshConfigFile.
+	Mesh *meshconfig.MeshConfig
+	// TrustDomain of all identities; default: the mesh configuration's, or that of the authority in the state directory,
+	// or cluster.local.
+	TrustDomain string
+	Debounce    Debounce
+	Logger      *slog.Logger
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.StateDir == "" {
+		return c, errors.New("the control plane has no state directory, where its certificate authority is kept")
+	}
+	if c.Address == "" {
+		c.Address = "127.0.0.1"
+	}
+	if _, err := netip.ParseAddr(c.Address); err != nil {
+		return c, fmt.Errorf("the control plane's address %q is not an IP address: give one of this machine's, or 0.0.0.0 for all", c.Address)
+	}
+	if c.Debounce.After <= 0 {
+		c.Debounce.After = 10 * time.Millisecond
+	}
+	if c.Debounce.Max <= 0 {
+		c.Debounce.Max = time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}
+
+// Status is what the server knows of itself.
+type Status struct {
+	// Problems are what is wrong with the configuration as it is written now.
+	Problems []config.Problem `json:"problems"`
+	// Documents tells what became of each document of the configuration directories.
+	Documents []config.Document `json:"documents"`
+	// Pending says that changes are known which no client was told of yet.
+	Pending bool               `json:"pending"`
+	Clients []xds.ClientStatus `json:"clients"`
+}
+
+// Server is one control plane. Its methods are safe for concurrent use.
+type Server struct {
+	cfg       Config
+	log       *slog.Logger
+	authority *ca.Authority
+	dirs      *config.DirStore // nil without directories
+	joined    *config.Joined
+	meshFile  *meshFile // nil without a file
+	discovery *xds.Server
+	feed      *feed
+	registry  *prometheus.Registry
+	ports     *listeners
+
+	serving atomic.Bool
+	close   sync.Once
+}
+
+// New loads the certificate authority, reads the configuration and opens the ports; Run serves. A server that is never
+// run has to be closed. The errors say what to mend: an expired authority, a state directory that cannot be written, a
+// port that is in use and by whom.
+func New(cfg Config) (*Server, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: cfg.Logger, registry: prometheus.NewRegistry()}
+	for _, step := range []func() error{s.readMesh, s.loadAuthority, s.openStores, s.composeDiscovery, s.openPorts} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *Server) readMesh() (err error) {
+	if s.cfg.MeshConfigFile != "" {
+		s.meshFile, err = openMeshFile(s.cfg.MeshConfigFile, s.log)
+	}
+	return err
+}
+
+// mesh is the mesh configuration as it was given; nil is all defaults.
+func (s *Server) mesh() *meshconfig.MeshConfig {
+	if s.meshFile != nil {
+		return s.meshFile.mesh()
+	}
+	return s.cfg.Mesh
+}
+
+func (s *Server) loadAuthority() (err error) {
+	domain := s.cfg.TrustDomain
+	if domain == "" {
+		domain = s.mesh().GetTrustDomain()
+	}
+	s.authority, err = ca.Load(s.cfg.StateDir, ca.Options{TrustDomain: domain, Logger: s.log, Registerer: s.registry})
+	return err
+}
+
+func (s *Server) openStores() (err error) {
+	var stores []config.Store
+	if len(s.cfg.ConfigDirs) > 0 {
+		if s.dirs, err = config.NewDirStore(config.DirConfig{Paths: s.cfg.ConfigDirs, Logger: s.log}); err != nil {
+			return err
+		}
+		stores = append(stores, s.dirs)
+	}
+	s.joined = config.Join(append(stores, s.cfg.Stores...)...)
+	return nil
+}
+
+func (s *Server) composeDiscovery() (err error) {
+	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.discovery, err = xds.NewServer(xds.Config{
+		Source: source{s.log}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
+	})
+	if err != nil {
+		return err
+	}
+	s.feed = &feed{
+		store: s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), debounce: s.cfg.Debounce,
+		server: s.discovery, metrics: newMetrics(s.registry), log: s.log,
+		wake: make(chan struct{}, 1), changed: map[config.Key]struct{}{},
+	}
+	return nil
+}
+
+// Run serves until the context ends, and returns nil then. It can be called once; a new Server on the same state
+// directory takes over from a stopped one.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.Close()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	cancel := s.joined.Subscribe(s.feed.note)
+	defer cancel()
+
+	var background sync.WaitGroup
+	defer background.Wait()
+	defer stop() // before waiting
+	background.Go(func() { s.feed.run(ctx) })
+	if s.dirs != nil {
+		background.Go(func() {
+			if err := s.dirs.Run(ctx); err != nil {
+				s.log.Error("the configuration directory is no longer followed", "error", err)
+			}
+		})
+	}
+	if s.meshFile != nil {
+		background.Go(func() { s.meshFile.run(ctx, s.feed.noteAll) })
+	}
+	s.serving.Store(true)
+	defer s.serving.Store(false)
+	s.log.Info("control plane serves", "plain", s.ports.plain.address(), "secure", s.ports.secure.address(),
+		"monitoring", s.ports.monitoring.address(), "trustDomain", s.authority.TrustDomain())
+	return s.ports.serve(ctx, s.discovery.Stop)
+}
+
+// Close gives the ports back, of a server that was never run. After Run it does nothing.
+func (s *Server) Close() error {
+	s.close.Do(s.ports.close)
+	return nil
+}
+
+// Health says whether clients are served, and why not.
+func (s *Server) Health() (bool, string) {
+	switch {
+	case !s.serving.Load():
+		return false, "the server is not running"
+	case s.feed.snapshot() == nil:
+		return false, "the first configuration is still being built"
+	}
+	if s.dirs != nil {
+		if ok, reason := s.dirs.Health(); !ok {
+			// What was read before is in force, so clients are served all the same.
+			return true, reason
+		}
+	}
+	return true, ""
+}
+
+// Status gives the problems of the configuration and the state of every client.
+func (s *Server) Status() Status {
+	st := Status{Problems: s.problems(), Documents: []config.Document{}, Pending: s.feed.pending(), Clients: s.discovery.Clients()}
+	if s.dirs != nil {
+		st.Documents = append(st.Documents, s.dirs.Documents()...)
+	}
+	return st
+}
+
+// problems are what is wrong with the documents themselves, with their names across stores, and with what they refer to.
+func (s *Server) problems() []config.Problem {
+	all := []config.Problem{}
+	if s.meshFile != nil {
+		all = append(all, s.meshFile.problems()...)
+	}
+	if s.dirs != nil {
+		all = append(all, s.dirs.Problems()...)
+	}
+	all = append(all, s.joined.Problems()...)
+	if latest := s.feed.snapshot(); latest != nil {
+		all = append(all, latest.Problems()...)
+	}
+	return all
+}
+
+// Authority is the certificate authority, which also issues tokens.
+func (s *Server) Authority() *ca.Authority { return s.authority }
+
+// PlainAddr is where plaintext xDS is served; invalid when that port is closed.
+func (s *Server) PlainAddr() netip.AddrPort { return s.ports.plain.address() }
+
+// SecureAddr is where xDS and the CA are served over TLS; invalid when that port is closed.
+func (s *Server) SecureAddr() netip.AddrPort { return s.ports.secure.address() }
+
+// MonitoringAddr is where metrics, health and debug pages are served; invalid when that port is closed.
+func (s *Server) MonitoringAddr() netip.AddrPort { return s.ports.monitoring.address() }

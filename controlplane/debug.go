@@ -1,0 +1,119 @@
+package controlplane
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// debugHandler serves port 15014.
+func (s *Server) debugHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{}))
+	ready := func(w http.ResponseWriter, _ *http.Request) {
+		ok, reason := s.Health()
+		if !ok {
+			http.Error(w, reason, http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ready", reason)
+	}
+	mux.HandleFunc("GET /ready", ready)
+	mux.HandleFunc("GET /healthz/ready", ready)
+	mux.HandleFunc("GET /debug/syncz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.discovery.Clients()) })
+	mux.HandleFunc("GET /debug/problems", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.problems()) })
+	mux.HandleFunc("GET /debug/configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.Status().Documents) })
+	mux.HandleFunc("GET /debug/registryz", s.serveRegistry)
+	mux.HandleFunc("GET /debug/config_dump", s.serveConfigDump)
+	mux.HandleFunc("GET /debug", serveIndex)
+	mux.HandleFunc("GET /{$}", serveIndex)
+	return mux
+}
+
+func serveIndex(w http.ResponseWriter, _ *http.Request) {
+	fmt.Fprint(w, `pilotfish control plane
+
+/metrics                          metrics, for Prometheus
+/ready                            200 when clients are served
+/debug/syncz                      connected clients: what each was sent, accepted and rejected
+/debug/config_dump?proxyID=ID     all resources of one client, by the id of its node
+/debug/registryz                  services and their endpoints
+/debug/configz                    documents, and what became of each
+/debug/problems                   what is wrong with the configuration
+`)
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	out := json.NewEncoder(w)
+	out.SetIndent("", "  ")
+	_ = out.Encode(v) // the client may be gone, which is its own affair
+}
+
+// registered is a service as /debug/registryz shows it.
+type registered struct {
+	*registry.Service
+	Endpoints []registry.Endpoint `json:"endpoints"`
+}
+
+func (s *Server) serveRegistry(w http.ResponseWriter, _ *http.Request) {
+	services := []registered{}
+	if latest := s.feed.snapshot(); latest != nil {
+		for _, svc := range latest.Registry.Services {
+			services = append(services, registered{svc, latest.Registry.Endpoints(svc)})
+		}
+	}
+	writeJSON(w, services)
+}
+
+// dumped is a resource as /debug/config_dump shows it.
+type dumped struct {
+	Name     string          `json:"name"`
+	Version  string          `json:"version"`
+	Resource json.RawMessage `json:"resource"`
+}
+
+func (s *Server) serveConfigDump(w http.ResponseWriter, r *http.Request) {
+	id := r.URL.Query().Get("proxyID")
+	if id == "" {
+		http.Error(w, "proxyID is missing: /debug/config_dump?proxyID=ID, with the id of a node from /debug/syncz", http.StatusBadRequest)
+		return
+	}
+	resources, err := s.discovery.Resources(r.Context(), id)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("%v: /debug/syncz lists the clients", err), http.StatusNotFound)
+		return
+	}
+	dump := map[string][]dumped{}
+	for typeURL, list := range resources {
+		shown, err := dumpAll(list)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		dump[typeURL] = shown
+	}
+	writeJSON(w, dump)
+}
+
+func dumpAll(list []*xds.Resource) ([]dumped, error) {
+	shown := []dumped{}
+	for _, r := range list {
+		message, err := r.Body.UnmarshalNew()
+		if err != nil {
+			return nil, fmt.Errorf("resource %q: %w", r.Name, err)
+		}
+		body, err := protojson.Marshal(message)
+		if err != nil {
+			return nil, fmt.Errorf("resource %q: %w", r.Name, err)
+		}
+		shown = append(shown, dumped{Name: r.Name, Version: r.Version, Resource: body})
+	}
+	return shown, nil
+}

@@ -1,0 +1,186 @@
+package controlplane
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// feed turns changes of the stores into snapshots and pushes: it waits until the changes pause, builds the next snapshot
+// from the last one, and pushes it.
+type feed struct {
+	store       config.Store
+	mesh        func() *meshconfig.MeshConfig
+	trustDomain string
+	debounce    Debounce
+	server      *xds.Server
+	metrics     *metrics
+	log         *slog.Logger
+
+	wake chan struct{} // a change waits; holds one
+
+	mu      sync.Mutex
+	changed map[config.Key]struct{}
+	full    bool // anything may have changed
+	first   time.Time
+	busy    bool // changes were taken, and are not pushed yet
+	latest  *snapshot.Snapshot
+
+	// The rest is of the goroutine that builds.
+	told             map[config.Problem]bool // problems that were logged and still are
+	given, completed *meshconfig.MeshConfig  // of the last build: as the source gave it, and with the trust domain
+}
+
+// note records that resources changed. It does not block, as stores demand.
+func (f *feed) note(keys []config.Key) {
+	f.mu.Lock()
+	for _, k := range keys {
+		f.changed[k] = struct{}{}
+	}
+	f.begin()
+	f.mu.Unlock()
+}
+
+// noteAll records that anything may have changed.
+func (f *feed) noteAll() {
+	f.mu.Lock()
+	f.full = true
+	f.begin()
+	f.mu.Unlock()
+}
+
+func (f *feed) begin() {
+	if f.first.IsZero() {
+		f.first = time.Now()
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run builds the first snapshot at once, and then one for each batch of changes.
+func (f *feed) run(ctx context.Context) {
+	f.noteAll()
+	f.build()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.wake:
+		}
+		if !f.settle(ctx) {
+			return
+		}
+		f.build()
+	}
+}
+
+// settle waits for a pause in the changes, but not for ever.
+func (f *feed) settle(ctx context.Context) bool {
+	longest := time.NewTimer(f.debounce.Max)
+	defer longest.Stop()
+	quiet := time.NewTimer(f.debounce.After)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-quiet.C:
+			return true
+		case <-longest.C:
+			return true
+		case <-f.wake:
+			quiet.Reset(f.debounce.After)
+		}
+	}
+}
+
+// take gives what changed since the last time; nil keys mean that anything may have.
+func (f *feed) take() (keys []config.Key, since time.Time, some bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	some = f.full || len(f.changed) > 0
+	if !f.full {
+		keys = make([]config.Key, 0, len(f.changed))
+		for k := range f.changed {
+			keys = append(keys, k)
+		}
+	}
+	since = f.first
+	f.changed, f.full, f.first = map[config.Key]struct{}{}, false, time.Time{}
+	f.busy = some
+	return keys, since, some
+}
+
+// pending says whether changes are known that no push has gone out for.
+func (f *feed) pending() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.busy || f.full || len(f.changed) > 0
+}
+
+func (f *feed) build() {
+	keys, since, some := f.take()
+	if !some {
+		return
+	}
+	start := time.Now()
+	previous := f.snapshot()
+	next := snapshot.Build(previous, snapshot.Inputs{Store: f.store, Mesh: f.meshConfig()}, keys)
+	change := snapshot.Diff(previous, next, keys)
+	f.mu.Lock()
+	f.latest = next
+	f.mu.Unlock()
+	f.server.PushSince(next, change, since)
+	f.mu.Lock()
+	f.busy = false
+	f.mu.Unlock()
+	f.metrics.built(start, since)
+	f.log.Debug("configuration pushed", "changed", len(keys), "full", change.Full, "build", time.Since(start))
+	f.tell(next.Problems())
+}
+
+// tell logs the problems that are new: references that lead nowhere, which only show when all documents are seen
+// together.
+func (f *feed) tell(problems []config.Problem) {
+	still := make(map[config.Problem]bool, len(problems))
+	for _, p := range problems {
+		still[p] = true
+		if !f.told[p] {
+			f.log.Warn("configuration", "problem", p.String())
+		}
+	}
+	f.told = still
+}
+
+// meshConfig completes the mesh configuration by the trust domain, which the authority decides. An unchanged
+// configuration is the same pointer, by which the snapshot knows that it is unchanged.
+func (f *feed) meshConfig() *meshconfig.MeshConfig {
+	given := f.mesh()
+	if f.completed != nil && given == f.given {
+		return f.completed
+	}
+	completed := &meshconfig.MeshConfig{}
+	if given != nil {
+		completed = proto.Clone(given).(*meshconfig.MeshConfig)
+	}
+	completed.TrustDomain = f.trustDomain
+	f.given, f.completed = given, completed
+	return completed
+}
+
+// snapshot is the newest one; nil before the first.
+func (f *feed) snapshot() *snapshot.Snapshot {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.latest
+}

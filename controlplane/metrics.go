@@ -1,0 +1,47 @@
+package controlplane
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+
+	"github.com/pilotfish-mesh/pilotfish/version"
+)
+
+// metrics bear istiod's names where it has the same thing, so that its dashboards work.
+type metrics struct {
+	debounce, snapshot prometheus.Histogram
+}
+
+func newMetrics(r prometheus.Registerer) *metrics {
+	buckets := []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10}
+	m := &metrics{
+		debounce: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_debounce_time", Buckets: buckets,
+			Help: "Seconds from the first change of a batch to the beginning of its build."}),
+		snapshot: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_pushcontext_init_seconds", Buckets: buckets,
+			Help: "Seconds that building a snapshot takes."}),
+	}
+	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilotfish_build_info", Help: "What was built.",
+		ConstLabels: prometheus.Labels{"version": version.Version, "commit": version.Commit}})
+	build.Set(1)
+	r.MustRegister(m.debounce, m.snapshot, build)
+	return m
+}
+
+// built records one build of a snapshot, which began at start, of changes of which the first came at since.
+func (m *metrics) built(start, since time.Time) {
+	m.snapshot.Observe(time.Since(start).Seconds())
+	m.debounce.Observe(start.Sub(since).Seconds())
+}
+
+func overTLS(ctx context.Context) bool {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return false
+	}
+	_, ok = p.AuthInfo.(credentials.TLSInfo)
+	return ok
+}

@@ -1,0 +1,201 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+)
+
+// The values of a port that are no port number.
+const (
+	// FreePort takes any port that is free; the Server's addresses say which.
+	FreePort = -1
+	// NoPort leaves the port closed.
+	NoPort = -2
+)
+
+// Ports are what the server listens on. A port of 0 is its default.
+type Ports struct {
+	Plain      int // plaintext xDS; default 15010
+	Secure     int // xDS and CA over TLS; default 15012
+	Monitoring int // metrics, health and debug pages over HTTP; default 15014
+}
+
+const (
+	// stopTimeout bounds the ordered end of a port's server; what is not done by then is cut.
+	stopTimeout = 2 * time.Second
+	// maxRequest bounds one message of a client: a reconnecting Envoy lists every resource it has.
+	maxRequest = 16 << 20
+)
+
+// port is one listening socket; nil is a closed port.
+type port struct {
+	listener net.Listener
+	addr     netip.AddrPort
+}
+
+func (p *port) address() netip.AddrPort {
+	if p == nil {
+		return netip.AddrPort{}
+	}
+	return p.addr
+}
+
+// listeners are the server's ports and what serves on them.
+type listeners struct {
+	plain, secure, monitoring *port
+
+	grpcPlain, grpcSecure *grpc.Server
+	http                  *http.Server
+	log                   *slog.Logger
+}
+
+// openPorts listens, and composes what each port serves.
+func (s *Server) openPorts() error {
+	l := &listeners{log: s.log}
+	for _, p := range []struct {
+		to            **port
+		number, usual int
+		purpose       string
+	}{
+		{&l.plain, s.cfg.Ports.Plain, 15010, "plaintext xDS"},
+		{&l.secure, s.cfg.Ports.Secure, 15012, "xDS and CA over TLS"},
+		{&l.monitoring, s.cfg.Ports.Monitoring, 15014, "metrics and debug pages"},
+	} {
+		opened, err := open(s.cfg.Address, p.number, p.usual)
+		if err != nil {
+			l.close()
+			return fmt.Errorf("control plane, port for %s: %w", p.purpose, err)
+		}
+		*p.to = opened
+	}
+	l.grpcPlain = newGRPC(nil)
+	l.grpcSecure = newGRPC(s.authority.ServerTLS(s.cfg.Address))
+	s.discovery.RegisterTo(l.grpcPlain)
+	s.discovery.RegisterTo(l.grpcSecure)
+	s.authority.RegisterTo(l.grpcSecure)
+	l.http = &http.Server{
+		Handler: s.debugHandler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	s.ports = l
+	return nil
+}
+
+func open(address string, number, usual int) (*port, error) {
+	switch {
+	case number == NoPort:
+		return nil, nil
+	case number == FreePort:
+		number = 0
+	case number == 0:
+		number = usual
+	case number < 0 || number > 65535:
+		return nil, fmt.Errorf("%d is not a port: use 1 to 65535", number)
+	}
+	at := net.JoinHostPort(address, strconv.Itoa(number))
+	listener, err := net.Listen("tcp", at)
+	if err != nil {
+		return nil, portowner.Explain("tcp", at, err)
+	}
+	return &port{listener: listener, addr: listener.Addr().(*net.TCPAddr).AddrPort()}, nil
+}
+
+func newGRPC(config *tls.Config) *grpc.Server {
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.MaxConcurrentStreams(1000),
+		grpc.ConnectionTimeout(10 * time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	}
+	if config != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+	}
+	return grpc.NewServer(options...)
+}
+
+// identify gives the identity of a stream's peer: proved on the secure port, none on the plaintext one.
+func (s *Server) identify(ctx context.Context) (string, error) {
+	if !overTLS(ctx) {
+		return "", nil
+	}
+	id, err := s.authority.Authenticate(ctx)
+	if err != nil {
+		return "", err
+	}
+	return id.SPIFFEID(), nil
+}
+
+// serve serves on all ports until the context ends or one of them fails, and ends in order: endStreams lets go of the
+// discovery streams, which never end by themselves.
+func (l *listeners) serve(ctx context.Context, endStreams func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	run := func(p *port, what string, serve func(net.Listener) error) {
+		if p == nil {
+			return
+		}
+		wg.Go(func() {
+			err := serve(p.listener)
+			if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+				cancel(fmt.Errorf("control plane, %s on %s: %w", what, p.addr, err))
+			}
+		})
+	}
+	run(l.plain, "plaintext xDS", l.grpcPlain.Serve)
+	run(l.secure, "xDS and CA", l.grpcSecure.Serve)
+	run(l.monitoring, "monitoring", l.http.Serve)
+	<-ctx.Done()
+	endStreams()
+	l.end()
+	wg.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return nil
+}
+
+// end ends the servers by one deadline.
+func (l *listeners) end() {
+	deadline, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, server := range []*grpc.Server{l.grpcPlain, l.grpcSecure} {
+		wg.Go(func() {
+			// Cuts the calls that are under way, with which GracefulStop returns too.
+			stop := context.AfterFunc(deadline, server.Stop)
+			defer stop()
+			server.GracefulStop()
+		})
+	}
+	wg.Go(func() {
+		if l.http.Shutdown(deadline) != nil {
+			_ = l.http.Close()
+		}
+	})
+	wg.Wait()
+}
+
+func (l *listeners) close() {
+	for _, p := range []*port{l.plain, l.secure, l.monitoring} {
+		if p != nil {
+			_ = p.listener.Close() // closed already, after serving
+		}
+	}
+}

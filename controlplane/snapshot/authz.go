@@ -1,0 +1,52 @@
+package snapshot
+
+import (
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// Policy is one AuthorizationPolicy.
+type Policy struct {
+	*config.Resource
+	Spec *security.AuthorizationPolicy
+}
+
+// authz is all AuthorizationPolicies by namespace, each list by name.
+type authz struct {
+	root        string
+	byNamespace map[string][]Policy
+}
+
+func newAuthz(resources []*config.Resource, rootNamespace string) *authz {
+	a := &authz{root: rootNamespace, byNamespace: map[string][]Policy{}}
+	for _, r := range resources {
+		p := Policy{Resource: r, Spec: r.Spec.(*security.AuthorizationPolicy)}
+		a.byNamespace[r.Namespace] = append(a.byNamespace[r.Namespace], p)
+	}
+	return a
+}
+
+// Policies are the AuthorizationPolicies that apply to a workload with these labels: those of the root namespace, then
+// those of its own, by name.
+func (s *Snapshot) Policies(namespace string, labels map[string]string) []Policy {
+	a := s.authz
+	out := selectPolicies(nil, a.byNamespace[a.root], labels)
+	if namespace != a.root {
+		out = selectPolicies(out, a.byNamespace[namespace], labels)
+	}
+	return out
+}
+
+func selectPolicies(out, policies []Policy, labels map[string]string) []Policy {
+	for _, p := range policies {
+		// A policy for a waypoint or a gateway class (targetRef) is not one for the workloads of its namespace.
+		if p.Spec.GetTargetRef() != nil || len(p.Spec.GetTargetRefs()) > 0 {
+			continue
+		}
+		if Selects(p.Spec.GetSelector().GetMatchLabels(), labels) {
+			out = append(out, p)
+		}
+	}
+	return out
+}

@@ -1,0 +1,247 @@
+package snapshot
+
+import (
+	"slices"
+	"sort"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// DestinationRule is what all DestinationRules of one namespace say of one host, merged. Immutable.
+type DestinationRule struct {
+	Host      string
+	Namespace string
+	// From are the resources it was merged from, the oldest first.
+	From []*config.Resource
+	// Subsets in the order of their documents; of one name the oldest wins.
+	Subsets []*networking.Subset
+
+	policy   *networking.TrafficPolicy
+	exportTo []string
+	key      ruleKey
+}
+
+// Traffic is the policy for one port of a host or subset. Nil fields have the defaults.
+type Traffic struct {
+	LoadBalancer     *networking.LoadBalancerSettings
+	ConnectionPool   *networking.ConnectionPoolSettings
+	OutlierDetection *networking.OutlierDetection
+	TLS              *networking.ClientTLSSettings
+}
+
+// Subset finds a subset by name; nil when there is none. It may be called on a nil rule.
+func (d *DestinationRule) Subset(name string) *networking.Subset {
+	if d == nil {
+		return nil
+	}
+	for _, s := range d.Subsets {
+		if s.GetName() == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// Traffic is the policy for a port of a subset ("" for the host as a whole). It may be called on a nil rule.
+func (d *DestinationRule) Traffic(subset string, port uint32) Traffic {
+	var t Traffic
+	if d == nil {
+		return t
+	}
+	t.override(d.policy, port)
+	if s := d.Subset(subset); s != nil {
+		t.override(s.GetTrafficPolicy(), port)
+	}
+	return t
+}
+
+// override follows Istio: a field of the more special policy replaces the whole field, and settings of a port inherit
+// nothing from the level they stand on.
+func (t *Traffic) override(p *networking.TrafficPolicy, port uint32) {
+	if p == nil {
+		return
+	}
+	if p.GetLoadBalancer() != nil {
+		t.LoadBalancer = p.GetLoadBalancer()
+	}
+	if p.GetConnectionPool() != nil {
+		t.ConnectionPool = p.GetConnectionPool()
+	}
+	if p.GetOutlierDetection() != nil {
+		t.OutlierDetection = p.GetOutlierDetection()
+	}
+	if p.GetTls() != nil {
+		t.TLS = p.GetTls()
+	}
+	for _, ps := range p.GetPortLevelSettings() {
+		if ps.GetPort().GetNumber() == port {
+			*t = Traffic{ps.GetLoadBalancer(), ps.GetConnectionPool(), ps.GetOutlierDetection(), ps.GetTls()}
+			return
+		}
+	}
+}
+
+// destinationRules is all DestinationRules: those that count for callers of their own namespace, and those that count
+// for others.
+type destinationRules struct {
+	root     string
+	local    map[string]hostTable[*DestinationRule]
+	exported map[string]hostTable[[]*DestinationRule] // one for each set of namespaces it is exported to
+	all      []*DestinationRule
+	// hashing: some rule has consistent hashing.
+	hashing bool
+}
+
+type ruleKey struct{ namespace, host, exportTo string }
+
+func newDestinationRules(prev *destinationRules, resources []*config.Resource, resolve resolver, root string, defaultExportTo []string) *destinationRules {
+	groups := map[ruleKey]*DestinationRule{}
+	for _, r := range oldestFirst(resources) {
+		spec := r.Spec.(*networking.DestinationRule)
+		if len(spec.GetWorkloadSelector().GetMatchLabels()) > 0 {
+			continue // see Problems: a rule for some callers only must not be applied to all
+		}
+		exportTo := spec.GetExportTo()
+		if len(exportTo) == 0 {
+			exportTo = defaultExportTo
+		}
+		host := resolve(spec.GetHost(), r.Namespace)
+		addRule(groups, ruleKey{r.Namespace, host, localKey}, r, nil)
+		addRule(groups, ruleKey{r.Namespace, host, canonicalExport(exportTo)}, r, exportTo)
+	}
+	reuseRules(prev, groups)
+	return indexRules(groups, root)
+}
+
+// localKey sets the rules for callers of the same namespace apart; it is no possible list of namespaces.
+const localKey = "\x00"
+
+func canonicalExport(exportTo []string) string {
+	sorted := append([]string(nil), exportTo...)
+	sort.Strings(sorted)
+	return strings.Join(sorted, ",")
+}
+
+func addRule(groups map[ruleKey]*DestinationRule, key ruleKey, r *config.Resource, exportTo []string) {
+	d := groups[key]
+	if d == nil {
+		d = &DestinationRule{Host: key.host, Namespace: key.namespace, exportTo: exportTo, key: key}
+		groups[key] = d
+	}
+	spec := r.Spec.(*networking.DestinationRule)
+	d.From = append(d.From, r)
+	if d.policy == nil {
+		d.policy = spec.GetTrafficPolicy()
+	}
+	for _, s := range spec.GetSubsets() {
+		if d.Subset(s.GetName()) == nil {
+			d.Subsets = append(d.Subsets, s)
+		}
+	}
+}
+
+// reuseRules puts the previous rule in the place of each that was merged from the same documents.
+func reuseRules(prev *destinationRules, groups map[ruleKey]*DestinationRule) {
+	if prev == nil {
+		return
+	}
+	for _, old := range prev.all {
+		if d := groups[old.key]; d != nil && equalPointers(d.From, old.From) {
+			groups[old.key] = old
+		}
+	}
+}
+
+func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRules {
+	keys := make([]ruleKey, 0, len(groups))
+	for k := range groups {
+		keys = append(keys, k)
+	}
+	sort.Slice(keys, func(i, j int) bool {
+		a, b := keys[i], keys[j]
+		if a.namespace != b.namespace {
+			return a.namespace < b.namespace
+		}
+		if a.host != b.host {
+			return a.host < b.host
+		}
+		return a.exportTo < b.exportTo
+	})
+	local, exported := map[string]map[string]*DestinationRule{}, map[string]map[string][]*DestinationRule{}
+	index := &destinationRules{
+		root:     root,
+		local:    map[string]hostTable[*DestinationRule]{},
+		exported: map[string]hostTable[[]*DestinationRule]{},
+	}
+	for _, k := range keys {
+		d := groups[k]
+		index.all = append(index.all, d)
+		index.hashing = index.hashing || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
+			return Hashes(r.Spec.(*networking.DestinationRule))
+		})
+		if k.exportTo == localKey {
+			insert(local, k.namespace, k.host, d)
+			continue
+		}
+		insert(exported, k.namespace, k.host, append(exported[k.namespace][k.host], d))
+	}
+	for ns, rules := range local {
+		index.local[ns] = newHostTable(rules)
+	}
+	for ns, rules := range exported {
+		index.exported[ns] = newHostTable(rules)
+	}
+	return index
+}
+
+func insert[T any](m map[string]map[string]T, outer, inner string, v T) {
+	if m[outer] == nil {
+		m[outer] = map[string]T{}
+	}
+	m[outer][inner] = v
+}
+
+// lookup finds the rule for calls from a namespace to a host of a service in serviceNamespace: the caller's own first,
+// then the service's, then the root namespace's. Nil when there is none.
+func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *DestinationRule {
+	if d, ok := r.local[namespace].find(host); ok {
+		return d
+	}
+	for _, ns := range []string{serviceNamespace, r.root} {
+		if ns == namespace {
+			continue
+		}
+		rules, _ := r.exported[ns].find(host)
+		for _, d := range rules {
+			if exportedTo(d.exportTo, d.Namespace, namespace) {
+				return d
+			}
+		}
+	}
+	return nil
+}
+
+// AnyHashing says whether any DestinationRule has consistent hashing.
+func (s *Snapshot) AnyHashing() bool { return s.world.destinationRules.hashing }
+
+// Hashes says whether a DestinationRule has consistent hashing anywhere.
+func Hashes(spec *networking.DestinationRule) bool {
+	policies := []*networking.TrafficPolicy{spec.GetTrafficPolicy()}
+	for _, s := range spec.GetSubsets() {
+		policies = append(policies, s.GetTrafficPolicy())
+	}
+	for _, p := range policies {
+		if p.GetLoadBalancer().GetConsistentHash() != nil {
+			return true
+		}
+		for _, ps := range p.GetPortLevelSettings() {
+			if ps.GetLoadBalancer().GetConsistentHash() != nil {
+				return true
+			}
+		}
+	}
+	return false
+}

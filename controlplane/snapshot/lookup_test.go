@@ -1,0 +1,206 @@
+package snapshot
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+func TestPeerAuthenticationPortGoesBeforeWorkloadBeforeNamespaceBeforeMesh(t *testing.T) {
+	m := newTestMesh(t, nil, `
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: mesh, namespace: istio-system}
+spec: {mtls: {mode: STRICT}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: ns, namespace: one}
+spec: {mtls: {mode: DISABLE}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: workload, namespace: one}
+spec: {selector: {matchLabels: {app: a}}, mtls: {mode: PERMISSIVE}, portLevelMtls: {8080: {mode: STRICT}, 8081: {mode: UNSET}}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: unset, namespace: one}
+spec: {selector: {matchLabels: {app: inherits}}, portLevelMtls: {1: {mode: STRICT}}}
+`)
+	for _, tc := range []struct {
+		namespace, app string
+		port           uint32
+		want           Mode
+	}{
+		{"two", "a", 80, Strict},
+		{"one", "b", 80, Disable},
+		{"one", "a", 80, Permissive},
+		{"one", "a", 8080, Strict},
+		{"one", "a", 8081, Permissive},
+		{"one", "inherits", 80, Disable},
+		{"one", "inherits", 1, Strict},
+	} {
+		if got := m.MTLSMode(tc.namespace, map[string]string{"app": tc.app}, tc.port); got != tc.want {
+			t.Errorf("%s/%s:%d: %s, not %s", tc.namespace, tc.app, tc.port, got, tc.want)
+		}
+	}
+	if got := newTestMesh(t, nil).MTLSMode("one", nil, 80); got != Permissive {
+		t.Errorf("without any policy: %s", got)
+	}
+}
+
+func rule(name, namespace, host, exportTo string) string {
+	return fmt.Sprintf(`
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: %s, namespace: %s}
+spec: {host: %q, exportTo: [%s], subsets: [{name: %s}]}
+`, name, namespace, host, exportTo, name)
+}
+
+func TestDestinationRuleOfTheCallersNamespaceGoesBeforeTheServicesBeforeTheRoots(t *testing.T) {
+	const host = "a.service.svc.cluster.local"
+	m := newTestMesh(t, nil, service("a", "service"),
+		rule("own", "caller", host, ""), rule("servers", "service", "a", ""), rule("roots", "istio-system", "*.cluster.local", ""),
+		rule("private", "private", host, `"."`))
+	subsetFrom := func(namespace string) string {
+		d := m.Scope(namespace, nil).DestinationRule(m.service(host))
+		if d == nil {
+			return ""
+		}
+		return d.Subsets[0].GetName()
+	}
+	for namespace, want := range map[string]string{"caller": "own", "private": "private", "other": "servers", "service": "servers"} {
+		if got := subsetFrom(namespace); got != want {
+			t.Errorf("from %s: %q, not %q", namespace, got, want)
+		}
+	}
+	m.apply(rule("servers", "service", "a", `"."`))
+	if got := subsetFrom("other"); got != "roots" {
+		t.Errorf("once the service's own is private: %q", got)
+	}
+}
+
+func TestDestinationRulesOfOneHostAndNamespaceAreMerged(t *testing.T) {
+	m := newTestMesh(t, nil, service("a", "one"), `
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: first, namespace: one}
+spec:
+  host: a
+  trafficPolicy: {loadBalancer: {simple: RANDOM}, connectionPool: {tcp: {maxConnections: 1}}, portLevelSettings: [{port: {number: 80}, tls: {mode: DISABLE}}]}
+  subsets: [{name: v1, labels: {version: first}, trafficPolicy: {loadBalancer: {simple: ROUND_ROBIN}}}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: second, namespace: one}
+spec: {host: a.one.svc.cluster.local, trafficPolicy: {tls: {mode: SIMPLE}}, subsets: [{name: v1, labels: {version: second}}, {name: v2}]}
+`)
+	d := m.Scope("two", nil).DestinationRule(m.service("a.one.svc.cluster.local"))
+	if len(d.From) != 2 || len(d.Subsets) != 2 || d.Subset("v1").GetLabels()["version"] != "first" {
+		t.Fatalf("merged: %+v", d)
+	}
+	if got := d.Traffic("", 81); got.LoadBalancer.GetSimple() != networking.LoadBalancerSettings_RANDOM || got.TLS != nil {
+		t.Errorf("the host: %+v", got)
+	}
+	// Settings of a port inherit nothing from beside them; a subset replaces whole fields.
+	if got := d.Traffic("", 80); got.LoadBalancer != nil || got.TLS.GetMode() != networking.ClientTLSSettings_DISABLE {
+		t.Errorf("the host's port: %+v", got)
+	}
+	if got := d.Traffic("v1", 81); got.LoadBalancer.GetSimple() != networking.LoadBalancerSettings_ROUND_ROBIN || got.ConnectionPool == nil {
+		t.Errorf("the subset: %+v", got)
+	}
+}
+
+func TestMostSpecificHostAndThenTheOldestRuleWinsForSidecars(t *testing.T) {
+	vs := func(name, host string) string {
+		return fmt.Sprintf(`
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: %s, namespace: one}
+spec: {hosts: [%q], http: [{route: [{destination: {host: a}}]}]}
+`, name, host)
+	}
+	m := newTestMesh(t, nil, service("a", "one"), service("b", "one"), vs("exact", "a"), vs("wide", "*.one.svc.cluster.local"), vs("wider", "*.local"))
+	scope := m.Scope("two", nil)
+	if got := scope.VirtualService("a.one.svc.cluster.local"); got == nil || got.Name != "exact" {
+		t.Errorf("a: %v", got)
+	}
+	if got := scope.VirtualService("b.one.svc.cluster.local"); got == nil || got.Name != "wide" {
+		t.Errorf("b: %v", got)
+	}
+	// A second rule for a host comes later than the first, and has no effect; that is told.
+	m.apply(vs("also", "a"))
+	if got := m.Scope("two", nil).VirtualService("a.one.svc.cluster.local"); got.Name != "exact" {
+		t.Errorf("a, with two rules: %s", got.Name)
+	}
+	if p := problems(m); !strings.Contains(p, "VirtualService one/also: spec.hosts[0]") || !strings.Contains(p, "older VirtualService one/exact") {
+		t.Errorf("problems: %s", p)
+	}
+}
+
+func TestSidecarNarrowsWhatAWorkloadSees(t *testing.T) {
+	m := newTestMesh(t, nil, service("a", "one"), service("b", "two"), service("c", "three"), `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default, namespace: one}
+spec: {egress: [{hosts: ["./*"]}, {hosts: ["two/b.two.svc.cluster.local"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: narrow, namespace: one}
+spec: {workloadSelector: {labels: {app: narrow}}, egress: [{hosts: ["~/*"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default, namespace: istio-system}
+spec: {egress: [{hosts: ["three/*"]}]}
+`)
+	for _, tc := range []struct{ namespace, app, want string }{
+		{"one", "any", "a b"}, {"one", "narrow", ""}, {"two", "any", "c"},
+	} {
+		var names []string
+		for _, svc := range m.Scope(tc.namespace, map[string]string{"app": tc.app}).Services {
+			names = append(names, svc.Name)
+		}
+		if got := strings.Join(names, " "); got != tc.want {
+			t.Errorf("%s in %s sees %q, not %q", tc.app, tc.namespace, got, tc.want)
+		}
+	}
+	if n := len(m.GatewayScope("one").Services); n != 3 {
+		t.Errorf("a gateway sees %d services", n)
+	}
+}
+
+func TestPoliciesOfTheRootNamespaceApplyEverywhere(t *testing.T) {
+	m := newTestMesh(t, nil, `
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: root, namespace: istio-system}
+spec: {selector: {matchLabels: {app: a}}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: own, namespace: one}
+spec: {}
+`)
+	for labels, want := range map[string]int{"a": 2, "b": 1} {
+		if got := m.Policies("one", map[string]string{"app": labels}); len(got) != want {
+			t.Errorf("app %s: %d policies, not %d", labels, len(got), want)
+		}
+	}
+	if got := m.Policies("istio-system", map[string]string{"app": "a"}); len(got) != 1 {
+		t.Errorf("in the root namespace itself: %d policies", len(got))
+	}
+}
+
+func problems(m *testMesh) string {
+	var lines []string
+	for _, p := range m.Problems() {
+		lines = append(lines, p.String())
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,294 @@
+package snapshot
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// Problems are the references that lead nowhere and the parts that have no effect, in a stable order: the registry's
+// first. They are found when they are first asked for.
+func (s *Snapshot) Problems() []config.Problem {
+	s.checked.once.Do(func() {
+		c := checker{s: s, w: s.world, suggestions: maxSuggestions}
+		c.virtualServices()
+		c.destinationRules()
+		c.gateways()
+		c.sidecars()
+		c.policies()
+		s.checked.problems = c.problems
+	})
+	return slices.Concat(s.Registry.Problems, s.checked.problems)
+}
+
+// check is the problems of the rules and policies, shared by the snapshots that have the same.
+type check struct {
+	once     sync.Once
+	problems []config.Problem
+}
+
+// maxSuggestions bounds the search for names that someone may have meant: where more is wrong, it is not the spelling.
+const maxSuggestions = 50
+
+// checker collects problems.
+type checker struct {
+	s        *Snapshot
+	w        *world
+	problems []config.Problem
+	// suggestions is how many names may still be searched for.
+	suggestions int
+}
+
+// nearest gives what was probably meant; "" when nothing is like it.
+func (c *checker) nearest(written string, names []string) string {
+	if c.suggestions == 0 {
+		return ""
+	}
+	c.suggestions--
+	return nearest(written, names)
+}
+
+func (c *checker) warn(r *config.Resource, field, value, message, remedy string) {
+	c.problems = append(c.problems, config.Problem{
+		Severity: config.Warning, Key: r.Key, At: r.Place(field), Field: field, Value: value, Message: message, Remedy: remedy,
+	})
+}
+
+// service finds what a document of the namespace means by a host; nil when it means nothing that it may see.
+func (c *checker) service(host, namespace string) *registry.Service {
+	for _, svc := range c.w.byHost[c.w.resolve(host, namespace)] {
+		if svc.VisibleTo(namespace) {
+			return svc
+		}
+	}
+	return nil
+}
+
+// nearestHost gives the remedy for a host that does not exist.
+func (c *checker) nearestHost(host, namespace string) string {
+	var names []string
+	for _, svc := range c.w.services {
+		if !svc.VisibleTo(namespace) {
+			continue
+		}
+		names = append(names, svc.Hostname)
+		if svc.Kubernetes && svc.Namespace == namespace {
+			names = append(names, svc.Name)
+		}
+	}
+	if n := c.nearest(host, names); n != "" {
+		return fmt.Sprintf("did you mean %q?", n)
+	}
+	return "add a Service or a ServiceEntry of this name, or correct the host"
+}
+
+func (c *checker) virtualServices() {
+	taken := map[string]*VirtualService{}
+	for _, v := range c.w.virtualServices.all {
+		c.hosts(v, taken)
+		for i, g := range v.Gateways {
+			c.gatewayExists(v, i, g)
+		}
+		for _, d := range destinations(v.Spec) {
+			c.destination(v, d)
+		}
+		for i, r := range v.Spec.GetHttp() {
+			if r.GetDelegate() != nil {
+				c.warn(v.Resource, fmt.Sprintf("spec.http[%d].delegate", i), r.GetDelegate().GetName(),
+					"delegation is not supported: the route is left out", "move the delegate's routes here")
+			}
+		}
+	}
+}
+
+// hosts warns of names that nothing answers to, and of a second rule for a name, which sidecars do not merge.
+func (c *checker) hosts(v *VirtualService, taken map[string]*VirtualService) {
+	if !v.For(MeshGateway) {
+		return
+	}
+	for i, host := range v.Hosts {
+		field, written := fmt.Sprintf("spec.hosts[%d]", i), v.Spec.GetHosts()[i]
+		key := host + "\x00" + canonicalExport(v.exportTo)
+		if first := taken[key]; first != nil && first != v {
+			c.warn(v.Resource, field, written, fmt.Sprintf("sidecars follow the older %s for this host; this one has no effect on them", first.Key),
+				"put all routes of the host into one VirtualService")
+			continue
+		}
+		taken[key] = v
+		if !strings.Contains(written, ".") && written != "*" && c.service(written, v.Namespace) == nil {
+			c.warn(v.Resource, field, written, fmt.Sprintf("there is no service %s", host), c.nearestHost(written, v.Namespace))
+		}
+	}
+}
+
+func (c *checker) gatewayExists(v *VirtualService, i int, gateway string) {
+	if gateway == MeshGateway {
+		return
+	}
+	var names []string
+	for _, g := range c.s.gateways {
+		if g.FullName() == gateway {
+			return
+		}
+		names = append(names, g.FullName())
+		if g.Namespace == v.Namespace {
+			names = append(names, g.Name)
+		}
+	}
+	written := v.Spec.GetGateways()[i]
+	remedy := fmt.Sprintf("add the Gateway %s, or correct the name", gateway)
+	if n := c.nearest(written, names); n != "" {
+		remedy = fmt.Sprintf("did you mean %q?", n)
+	}
+	c.warn(v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, fmt.Sprintf("there is no Gateway %s: the routes do not apply to it", gateway), remedy)
+}
+
+func (c *checker) destination(v *VirtualService, d placed) {
+	host := d.destination.GetHost()
+	svc := c.service(host, v.Namespace)
+	if svc == nil {
+		c.warn(v.Resource, d.path+".host", host,
+			fmt.Sprintf("there is no service %s: what is routed there is answered with 503", c.w.resolve(host, v.Namespace)),
+			c.nearestHost(host, v.Namespace))
+		return
+	}
+	c.port(v, d, svc)
+	c.subset(v, d, svc)
+}
+
+func (c *checker) port(v *VirtualService, d placed, svc *registry.Service) {
+	number := d.destination.GetPort().GetNumber()
+	if number == 0 {
+		return
+	}
+	if _, ok := svc.Port(number); ok {
+		return
+	}
+	ports := make([]string, len(svc.Ports))
+	for i, p := range svc.Ports {
+		ports[i] = fmt.Sprint(p.Number)
+	}
+	c.warn(v.Resource, d.path+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
+		"its ports are "+strings.Join(ports, ", "))
+}
+
+func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
+	name := d.destination.GetSubset()
+	if name == "" {
+		return
+	}
+	rule := c.w.destinationRules.lookup(v.Namespace, svc.Hostname, svc.Namespace)
+	if rule.Subset(name) != nil {
+		return
+	}
+	remedy := fmt.Sprintf("add the subset to a DestinationRule for %s", svc.Hostname)
+	if rule != nil {
+		var names []string
+		for _, s := range rule.Subsets {
+			names = append(names, s.GetName())
+		}
+		if n := c.nearest(name, names); n != "" {
+			remedy = fmt.Sprintf("did you mean %q?", n)
+		} else if len(names) > 0 {
+			remedy = fmt.Sprintf("%s has the subsets %s", rule.From[0].Key, strings.Join(names, ", "))
+		}
+	}
+	c.warn(v.Resource, d.path+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
+}
+
+func (c *checker) destinationRules() {
+	for _, r := range c.s.resources[config.DestinationRule] {
+		spec := r.Spec.(*networking.DestinationRule)
+		if len(spec.GetWorkloadSelector().GetMatchLabels()) > 0 {
+			c.warn(r, "spec.workloadSelector", "", "rules for some callers only are not supported: the rule is not applied",
+				"remove the workloadSelector to apply it to all callers")
+			continue
+		}
+		if !c.anyService(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
+			c.warn(r, "spec.host", spec.GetHost(), "there is no such service: the rule has no effect", c.nearestHost(spec.GetHost(), r.Namespace))
+		}
+		c.credential(r, "spec.trafficPolicy.tls", spec.GetTrafficPolicy().GetTls().GetCredentialName())
+		for i, s := range spec.GetSubsets() {
+			c.credential(r, fmt.Sprintf("spec.subsets[%d].trafficPolicy.tls", i), s.GetTrafficPolicy().GetTls().GetCredentialName())
+		}
+	}
+}
+
+// anyService says whether a host, which may be a pattern, covers a service.
+func (c *checker) anyService(host, namespace string) bool {
+	if !strings.HasPrefix(host, "*") {
+		return c.service(host, namespace) != nil || c.coveredByWildcard(host, namespace)
+	}
+	return slices.ContainsFunc(c.w.services, func(svc *registry.Service) bool {
+		return svc.VisibleTo(namespace) && overlapHosts(host, svc.Hostname)
+	})
+}
+
+func (c *checker) coveredByWildcard(host, namespace string) bool {
+	return slices.ContainsFunc(c.w.services, func(svc *registry.Service) bool {
+		return strings.HasPrefix(svc.Hostname, "*") && svc.VisibleTo(namespace) && MatchHost(svc.Hostname, host)
+	})
+}
+
+func (c *checker) credential(r *config.Resource, field, name string) {
+	if name != "" {
+		c.warn(r, field+".credentialName", name, "Kubernetes secrets are not read here: there is no such certificate",
+			"name files of the proxy's machine instead: serverCertificate or clientCertificate, privateKey, caCertificates")
+	}
+}
+
+func (c *checker) gateways() {
+	for _, g := range c.s.gateways {
+		for i, server := range g.Spec.GetServers() {
+			c.credential(g.Resource, fmt.Sprintf("spec.servers[%d].tls", i), server.GetTls().GetCredentialName())
+		}
+	}
+}
+
+func (c *checker) sidecars() {
+	for _, r := range c.s.resources[config.Sidecar] {
+		spec := r.Spec.(*networking.Sidecar)
+		if len(spec.GetIngress()) > 0 {
+			c.warn(r, "spec.ingress", "", "ingress listeners are not supported: inbound ports are those of the workload's services", "remove the field")
+		}
+		for i, listener := range spec.GetEgress() {
+			if listener.GetPort() != nil {
+				c.warn(r, fmt.Sprintf("spec.egress[%d].port", i), "", "egress listeners of their own port are not supported: the hosts are seen on all ports", "remove the field")
+			}
+			for j, host := range listener.GetHosts() {
+				c.egressHost(r, fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), host)
+			}
+		}
+	}
+}
+
+func (c *checker) egressHost(r *config.Resource, field, host string) {
+	one := &networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{host}}}}
+	egress := newEgress(one, r.Namespace)
+	ns, pattern, _ := strings.Cut(host, "/")
+	if ns == "~" || strings.HasPrefix(pattern, "*") {
+		return
+	}
+	for _, svc := range c.w.services {
+		if svc.VisibleTo(r.Namespace) && egress.see(svc.Namespace, svc.Hostname) {
+			return
+		}
+	}
+	c.warn(r, field, host, "there is no such service", c.nearestHost(pattern, r.Namespace))
+}
+
+// policies warns of actions and conditions that are not enforced as written.
+func (c *checker) policies() {
+	for _, ns := range slices.Sorted(maps.Keys(c.s.authz.byNamespace)) {
+		for _, p := range c.s.authz.byNamespace[ns] {
+			c.policy(p)
+		}
+	}
+}

@@ -1,0 +1,248 @@
+// Package snapshot is the mesh at one moment, immutable and indexed: who sees which services, which routing rules,
+// policies and gateways apply to whom. A new snapshot is built from the previous one and shares all that did not change.
+package snapshot
+
+import (
+	"maps"
+
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// Inputs are what a snapshot is built from.
+type Inputs struct {
+	// Store holds the resources that are in force.
+	Store config.Store
+	// Mesh is the mesh's configuration; what it leaves open gets Istio's defaults (see WithDefaults). A changed
+	// configuration has to be another pointer. Nil is all defaults.
+	Mesh *meshconfig.MeshConfig
+	// Domain is the suffix of Kubernetes Services' names; "cluster.local" when empty.
+	Domain string
+}
+
+// Snapshot is the mesh at one moment. It is immutable and safe for concurrent use.
+type Snapshot struct {
+	// Mesh is the mesh's configuration with its defaults filled in.
+	Mesh *meshconfig.MeshConfig
+	// Domain is the suffix of Kubernetes Services' names.
+	Domain   string
+	Registry *registry.Registry
+	// Cache holds what was made of this snapshot and those before it.
+	Cache *Cache
+
+	given     *meshconfig.MeshConfig // as it was in the inputs
+	resources map[config.Kind][]*config.Resource
+	world     *world
+	peerAuth  *peerAuth
+	authz     *authz
+	gateways  []Gateway
+	instances map[*registry.Service]*Instances
+	selecting map[string][]*registry.Service // services with a selector, by namespace
+
+	checked *check
+}
+
+// indexed are the kinds that are read here; the others are the registry's.
+var indexed = []config.Kind{
+	config.VirtualService, config.DestinationRule, config.Gateway, config.Sidecar,
+	config.PeerAuthentication, config.AuthorizationPolicy,
+}
+
+// Build makes the snapshot of what is in the inputs. changed names the resources that differ from what prev was built
+// of; only what depends on them is built anew. A nil prev, or a nil changed, builds everything.
+func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
+	b := newBuild(prev, in, changed)
+	b.readResources()
+	b.buildRegistry()
+	b.buildPolicies()
+	b.buildInstances()
+	b.buildWorld()
+	b.next.checked = b.prev.checked
+	if b.next.world != b.prev.world || b.changes(config.Gateway, config.AuthorizationPolicy) {
+		b.next.checked = &check{}
+	}
+	return b.next
+}
+
+// build is one build of a snapshot.
+type build struct {
+	prev, next *Snapshot
+	in         Inputs
+	keys       []config.Key
+	touched    map[config.Kind]bool
+	all        bool
+	opts       registry.Options
+}
+
+func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
+	if in.Domain == "" {
+		in.Domain = "cluster.local"
+	}
+	b := &build{prev: prev, in: in, keys: changed, touched: map[config.Kind]bool{}}
+	for _, k := range changed {
+		b.touched[k.Kind] = true
+	}
+	if prev == nil {
+		b.prev = &Snapshot{Cache: newCache()}
+	}
+	b.all = prev == nil || changed == nil || prev.given != in.Mesh || prev.Domain != in.Domain
+	if b.all {
+		b.keys = nil
+	}
+	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, Mesh: b.prev.Mesh}
+	if b.next.Mesh == nil || b.prev.given != in.Mesh {
+		b.next.Mesh = WithDefaults(in.Mesh)
+	}
+	b.opts = registry.Options{Domain: in.Domain, MeshTrustDomain: b.next.Mesh.GetTrustDomain()}
+	return b
+}
+
+// changes says whether anything of these kinds may differ.
+func (b *build) changes(kinds ...config.Kind) bool {
+	for _, k := range kinds {
+		if b.touched[k] {
+			return true
+		}
+	}
+	return b.all
+}
+
+func (b *build) readResources() {
+	b.next.resources = make(map[config.Kind][]*config.Resource, len(indexed))
+	for _, kind := range indexed {
+		if b.changes(kind) {
+			b.next.resources[kind] = b.in.Store.List(kind)
+		} else {
+			b.next.resources[kind] = b.prev.resources[kind]
+		}
+	}
+}
+
+func (b *build) buildRegistry() {
+	b.next.Registry = b.prev.Registry
+	if b.changes(config.Service, config.ServiceEntry, config.WorkloadEntry) {
+		b.next.Registry = registry.Build(b.prev.Registry, b.in.Store, b.opts, b.keys)
+	}
+}
+
+func (b *build) buildPolicies() {
+	root := b.next.Mesh.GetRootNamespace()
+	b.next.peerAuth, b.next.authz, b.next.gateways = b.prev.peerAuth, b.prev.authz, b.prev.gateways
+	if b.changes(config.PeerAuthentication) {
+		b.next.peerAuth = newPeerAuth(b.next.resources[config.PeerAuthentication], root)
+	}
+	if b.changes(config.AuthorizationPolicy) {
+		b.next.authz = newAuthz(b.next.resources[config.AuthorizationPolicy], root)
+	}
+	if b.changes(config.Gateway) {
+		b.next.gateways = newGateways(b.next.resources[config.Gateway])
+	}
+}
+
+func (b *build) buildInstances() {
+	reg := b.next.Registry
+	if reg == b.prev.Registry && b.next.peerAuth == b.prev.peerAuth {
+		b.next.instances = b.prev.instances
+		return
+	}
+	builder := instancesBuilder{peerAuth: b.next.peerAuth, trustDomain: b.next.Mesh.GetTrustDomain()}
+	b.next.instances = make(map[*registry.Service]*Instances, len(reg.Services))
+	for _, svc := range reg.Services {
+		old, eps := b.prev.instances[svc], reg.Endpoints(svc)
+		if b.next.peerAuth == b.prev.peerAuth && old.sameSource(eps) {
+			b.next.instances[svc] = old
+			continue
+		}
+		b.next.instances[svc] = builder.build(svc, eps, old)
+	}
+}
+
+func (b *build) buildWorld() {
+	old := b.prev.world
+	services := b.next.Registry.Services
+	same := old != nil && b.next.Registry == b.prev.Registry || old != nil && equalPointers(old.services, services)
+	if same && !b.changes(config.VirtualService, config.DestinationRule, config.Sidecar) {
+		b.next.world, b.next.selecting = old, b.prev.selecting
+		return
+	}
+	if old == nil {
+		old = &world{}
+	}
+	w := &world{
+		mesh: b.next.Mesh, resolve: b.next.Registry.ResolveHostname, services: services, byHost: old.byHost,
+		virtualServices: old.virtualServices, destinationRules: old.destinationRules, sidecars: old.sidecars,
+		scopes: map[scopeKey]*Scope{}, before: old.takeScopes(),
+	}
+	b.next.world, b.next.selecting = w, b.prev.selecting
+	if !same {
+		w.byHost, b.next.selecting = indexServices(services)
+	}
+	b.buildRules(w, same)
+}
+
+// buildRules indexes the rules. Short names in them mean other hosts when services come and go.
+func (b *build) buildRules(w *world, sameServices bool) {
+	mesh := b.next.Mesh
+	if !sameServices || b.changes(config.VirtualService) {
+		w.virtualServices = newVirtualServices(reusable(b, w.virtualServices), b.next.resources[config.VirtualService],
+			w.resolve, mesh.GetDefaultVirtualServiceExportTo())
+	}
+	if !sameServices || b.changes(config.DestinationRule) {
+		w.destinationRules = newDestinationRules(reusable(b, w.destinationRules), b.next.resources[config.DestinationRule],
+			w.resolve, mesh.GetRootNamespace(), mesh.GetDefaultDestinationRuleExportTo())
+	}
+	if b.changes(config.Sidecar) {
+		w.sidecars = map[string][]*config.Resource{}
+		for _, r := range oldestFirst(b.next.resources[config.Sidecar]) {
+			w.sidecars[r.Namespace] = append(w.sidecars[r.Namespace], r)
+		}
+	}
+}
+
+// reusable gives the previous index, unless the settings that it was made with may have changed.
+func reusable[T any](b *build, index *T) *T {
+	if b.prev.given != b.in.Mesh || b.prev.Domain != b.in.Domain {
+		return nil
+	}
+	return index
+}
+
+// takeScopes copies the scopes that were made so far: the next world takes over those that stay equal.
+func (w *world) takeScopes() map[scopeKey]*Scope {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := make(map[scopeKey]*Scope, len(w.scopes))
+	// Scopes that nobody asked for in this world are kept for the next, within reason: their proxies may be idle or gone.
+	if len(w.before) <= 2*len(w.scopes)+64 {
+		maps.Copy(out, w.before)
+	}
+	maps.Copy(out, w.scopes)
+	return out
+}
+
+func indexServices(services []*registry.Service) (byHost, selecting map[string][]*registry.Service) {
+	byHost, selecting = map[string][]*registry.Service{}, map[string][]*registry.Service{}
+	for _, svc := range services {
+		byHost[svc.Hostname] = append(byHost[svc.Hostname], svc)
+		if len(svc.Selector) > 0 {
+			selecting[svc.Namespace] = append(selecting[svc.Namespace], svc)
+		}
+	}
+	return byHost, selecting
+}
+
+// Instances are where a service of this snapshot's registry is served.
+func (s *Snapshot) Instances(svc *registry.Service) *Instances { return s.instances[svc] }
+
+// LocalServices are the services that select a workload with these labels, by hostname.
+func (s *Snapshot) LocalServices(namespace string, labels map[string]string) []*registry.Service {
+	var out []*registry.Service
+	for _, svc := range s.selecting[namespace] {
+		if Selects(svc.Selector, labels) {
+			out = append(out, svc)
+		}
+	}
+	return out
+}

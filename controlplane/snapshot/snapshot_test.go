@@ -1,0 +1,225 @@
+package snapshot
+
+import (
+	"testing"
+
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// TestOnlyWhatChangedIsBuiltAnew: what a change does not touch is the very same object in the next snapshot.
+func TestOnlyWhatChangedIsBuiltAnew(t *testing.T) {
+	m := newTestMesh(t, nil, service("a", "one"), service("b", "one"), workload("a-1", "one", "a", "127.0.0.1"), workload("b-1", "one", "b", "127.0.0.2"), `
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: a, namespace: one}
+spec: {hosts: [a], exportTo: ["."], http: [{route: [{destination: {host: b}}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: b, namespace: one}
+spec: {host: b, subsets: [{name: v1}]}
+`)
+	a, b := m.service("a.one.svc.cluster.local"), m.service("b.one.svc.cluster.local")
+	one, two := m.Scope("one", nil), m.Scope("two", nil)
+	rule := one.DestinationRule(b)
+	before := m.Snapshot
+
+	m.apply(workload("a-2", "one", "a", "127.0.0.3"))
+	if m.Instances(a) == before.Instances(a) {
+		t.Error("the instances of a are those of before, though it got one more")
+	}
+	if m.Instances(b) != before.Instances(b) {
+		t.Error("the instances of b are new, though only a got one more")
+	}
+	if m.Instances(a).Facts(80) != before.Instances(a).Facts(80) {
+		t.Error("what a's cluster depends on is new, though the new endpoint is like the old one")
+	}
+	if m.Scope("one", nil) != one || m.Scope("two", nil) != two {
+		t.Error("an endpoint more is a new scope")
+	}
+	if m.peerAuth != before.peerAuth || m.authz != before.authz || m.world != before.world {
+		t.Error("an endpoint more built indexes anew that do not depend on it")
+	}
+
+	m.apply(`
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: a, namespace: one}
+spec: {hosts: [a], exportTo: ["."], http: [{timeout: 1s, route: [{destination: {host: b}}]}]}
+`)
+	if m.Scope("one", nil) == one {
+		t.Error("the scope that sees the rule is the one of before its change")
+	}
+	if m.Scope("two", nil) != two {
+		t.Error("the scope that does not see the rule is new")
+	}
+	if m.Scope("one", nil).DestinationRule(b) != rule {
+		t.Error("the DestinationRule is new, though only a VirtualService changed")
+	}
+	if m.Registry != before.Registry && m.Instances(b) != before.Instances(b) {
+		t.Error("a rule's change built instances anew")
+	}
+}
+
+func TestSnapshotIsTheSameWhetherBuiltAtOnceOrStepByStep(t *testing.T) {
+	documents := []string{
+		service("a", "one"), service("b", "two"), workload("a-1", "one", "a", "127.0.0.1"), `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default, namespace: one}
+spec: {egress: [{hosts: ["./*"]}]}
+`, `
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: one}
+spec: {mtls: {mode: DISABLE}}
+`}
+	whole := newTestMesh(t, nil, documents...)
+	steps := newTestMesh(t, nil)
+	for _, d := range documents {
+		steps.Scope("one", nil) // as a connected proxy would
+		steps.apply(d)
+	}
+	for _, m := range []*testMesh{whole, steps} {
+		scope := m.Scope("one", nil)
+		if len(scope.Services) != 1 || scope.Services[0].Hostname != "a.one.svc.cluster.local" {
+			t.Errorf("scope sees %v", scope.Services)
+		}
+		if in := m.Instances(m.service("a.one.svc.cluster.local")); len(in.Endpoints) != 1 || in.Endpoints[0].MTLS {
+			t.Errorf("instances: %+v", in.Endpoints)
+		}
+	}
+}
+
+func TestChangeOfMeshConfigurationIsFull(t *testing.T) {
+	m := newTestMesh(t, nil, service("a", "one"))
+	m.inputs.Mesh = &meshconfig.MeshConfig{TrustDomain: "example.org"}
+	if c := m.rebuild([]config.Key{}); !c.Full {
+		t.Errorf("change: %+v", c)
+	}
+	if m.Mesh.GetTrustDomain() != "example.org" || m.Mesh.GetRootNamespace() != "istio-system" {
+		t.Errorf("mesh: %v", m.Mesh)
+	}
+}
+
+func TestDiffTellsEndpointsFromClustersFromServices(t *testing.T) {
+	m := newTestMesh(t, nil, service("a", "one"), workload("a-1", "one", "a", "127.0.0.1"))
+	c := m.apply(workload("a-2", "one", "a", "127.0.0.2"))
+	if len(c.Endpoints) != 1 || len(c.Clusters) != 0 || len(c.Services) != 0 {
+		t.Errorf("one endpoint more: %+v", c)
+	}
+	c = m.apply(`
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: a-3, namespace: one}
+spec: {address: 127.0.0.3, labels: {app: a}}
+`)
+	if len(c.Endpoints) != 1 || len(c.Clusters) != 1 || len(c.Services) != 0 {
+		t.Errorf("an endpoint without a sidecar: %+v", c)
+	}
+	if c = m.apply(service("b", "one")); len(c.Services) != 1 || len(c.Endpoints) != 0 {
+		t.Errorf("a service more: %+v", c)
+	}
+	if c = m.remove(config.Key{Kind: config.Service, Namespace: "one", Name: "b"}); len(c.Services) != 1 {
+		t.Errorf("a service less: %+v", c)
+	}
+	c = m.apply(`
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: istio-system}
+spec: {mtls: {mode: DISABLE}}
+`)
+	if len(c.Endpoints) != 1 || len(c.Clusters) != 1 {
+		t.Errorf("mutual TLS turned off: %+v", c)
+	}
+}
+
+// TestStoreAheadOfItsNotificationsIsNotMissed: the snapshot for one resource is built while another goes; the notification
+// of that comes later, when the snapshots no longer differ in it.
+func TestStoreAheadOfItsNotificationsIsNotMissed(t *testing.T) {
+	gateway := func(name string) string {
+		return `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: ` + name + `, namespace: one}
+spec: {selector: {istio: g}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}
+`
+	}
+	gone := config.Key{Kind: config.Gateway, Namespace: "one", Name: "gone"}
+	m := newTestMesh(t, nil, gateway("gone"), gateway("stays"))
+	m.store.Delete(gone)
+	if c := m.apply(gateway("new")); len(c.Resources[gone]) != 1 {
+		t.Errorf("the change in which it went: %+v", c)
+	}
+	if c := m.rebuild([]config.Key{gone}); len(c.Resources) != 0 {
+		t.Errorf("the change for which it is notified: %+v", c)
+	}
+}
+
+func TestMergedChangeCoversBoth(t *testing.T) {
+	m := newTestMesh(t, nil, service("a", "one"))
+	first := m.apply(service("b", "one"))
+	second := m.apply(`
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: g, namespace: one}
+spec: {selector: {istio: g}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}
+`)
+	third := m.remove(config.Key{Kind: config.Gateway, Namespace: "one", Name: "g"})
+	merged := first.Merge(second).Merge(third).(Change)
+	gateway := config.Key{Kind: config.Gateway, Namespace: "one", Name: "g"}
+	if len(merged.Keys) != 2 || len(merged.Services) != 1 || len(merged.Resources[gateway]) != 1 || len(merged.Resources) != 1 {
+		t.Errorf("merged: %+v", merged)
+	}
+	if !first.Merge(Change{Full: true}).(Change).Full {
+		t.Error("a full change was merged away")
+	}
+}
+
+func TestFactsSayWhoMayServeAndWhetherAllHaveSidecars(t *testing.T) {
+	m := newTestMesh(t, nil, service("a", "one"), `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: out, namespace: one}
+spec: {hosts: [out.example.com], location: MESH_EXTERNAL, resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: 1.2.3.4, labels: {security.istio.io/tlsMode: istio}}]}
+`)
+	facts := func() *Facts { return m.Instances(m.service("a.one.svc.cluster.local")).Facts(80) }
+	if f := facts(); !f.AllMTLS || len(f.Identities) != 0 {
+		t.Errorf("a service of the mesh without endpoints yet: %+v", f)
+	}
+	m.apply(workload("a-1", "one", "a", "127.0.0.1"))
+	if f := facts(); !f.AllMTLS || len(f.Identities) != 1 || f.Identities[0] != "spiffe://cluster.local/ns/one/sa/a" {
+		t.Errorf("one sidecar: %+v", f)
+	}
+	m.apply(`
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: a-2, namespace: one}
+spec: {address: 127.0.0.2, labels: {app: a, security.istio.io/tlsMode: istio}}
+`)
+	if f := facts(); !f.AllMTLS || len(f.Identities) != 0 {
+		t.Errorf("one sidecar of unknown identity: %+v", f)
+	}
+	if f := m.Instances(m.service("out.example.com")).Facts(80); f.AllMTLS {
+		t.Errorf("outside the mesh: %+v", f)
+	}
+}
+
+func TestCacheForgetsWhatNobodyAsksForAndKeepsTheRest(t *testing.T) {
+	c := newCache()
+	made := 0
+	get := func(key int) { _, _ = c.Get(key, func() (*xds.Resource, error) { made++; return nil, nil }) }
+	for i := range 100 * sweepAfter {
+		get(-1) // in use all the time
+		get(i)
+	}
+	if made != 100*sweepAfter+1 {
+		t.Errorf("the entry in use was made %d times", made-100*sweepAfter)
+	}
+	if n := c.Len(); n > 8*sweepAfter {
+		t.Errorf("%d entries are kept, of which one is in use", n)
+	}
+}

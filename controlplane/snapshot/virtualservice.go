@@ -1,0 +1,122 @@
+package snapshot
+
+import (
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// MeshGateway is the name by which a VirtualService means all sidecars.
+const MeshGateway = "mesh"
+
+// VirtualService is one VirtualService with its names resolved. Immutable.
+type VirtualService struct {
+	*config.Resource
+	Spec *networking.VirtualService
+	// Hosts are its hosts as full names, in their order.
+	Hosts []string
+	// Gateways are the gateways it is for: "mesh", or "namespace/name".
+	Gateways []string
+	exportTo []string
+}
+
+// For says whether the rules are for a gateway ("mesh" for sidecars).
+func (v *VirtualService) For(gateway string) bool {
+	for _, g := range v.Gateways {
+		if g == gateway {
+			return true
+		}
+	}
+	return false
+}
+
+// VisibleTo says whether a proxy of the namespace may see it.
+func (v *VirtualService) VisibleTo(namespace string) bool {
+	return exportedTo(v.exportTo, v.Namespace, namespace)
+}
+
+// RuleVisibleTo says whether a proxy of the namespace may see a VirtualService or DestinationRule, present or past.
+func (s *Snapshot) RuleVisibleTo(r *config.Resource, namespace string) bool {
+	var exportTo, otherwise []string
+	switch spec := r.Spec.(type) {
+	case *networking.VirtualService:
+		exportTo, otherwise = spec.GetExportTo(), s.Mesh.GetDefaultVirtualServiceExportTo()
+	case *networking.DestinationRule:
+		exportTo, otherwise = spec.GetExportTo(), s.Mesh.GetDefaultDestinationRuleExportTo()
+	}
+	if len(exportTo) == 0 {
+		exportTo = otherwise
+	}
+	return exportedTo(exportTo, r.Namespace, namespace)
+}
+
+// GatewayName gives the full name ("namespace/name") of a gateway as a document of the namespace writes it.
+func GatewayName(written, namespace string) string {
+	if written == MeshGateway || strings.Contains(written, "/") {
+		return written
+	}
+	return namespace + "/" + written
+}
+
+// resolver gives the full name of a host as a document of the namespace writes it.
+type resolver func(host, namespace string) string
+
+func newVirtualService(r *config.Resource, resolve resolver, defaultExportTo []string) *VirtualService {
+	spec := r.Spec.(*networking.VirtualService)
+	v := &VirtualService{Resource: r, Spec: spec, exportTo: spec.GetExportTo()}
+	if len(v.exportTo) == 0 {
+		v.exportTo = defaultExportTo
+	}
+	for _, h := range spec.GetHosts() {
+		v.Hosts = append(v.Hosts, resolve(h, r.Namespace))
+	}
+	for _, g := range spec.GetGateways() {
+		v.Gateways = append(v.Gateways, GatewayName(g, r.Namespace))
+	}
+	if len(v.Gateways) == 0 {
+		v.Gateways = []string{MeshGateway}
+	}
+	return v
+}
+
+// virtualServices is all VirtualServices, the oldest first.
+type virtualServices struct {
+	all       []*VirtualService
+	byGateway map[string][]*VirtualService
+}
+
+func newVirtualServices(prev *virtualServices, resources []*config.Resource, resolve resolver, exportTo []string) *virtualServices {
+	known := map[*config.Resource]*VirtualService{}
+	if prev != nil {
+		for _, v := range prev.all {
+			known[v.Resource] = v
+		}
+	}
+	index := &virtualServices{byGateway: map[string][]*VirtualService{}}
+	for _, r := range oldestFirst(resources) {
+		v := newVirtualService(r, resolve, exportTo)
+		if old := known[r]; old != nil && slices.Equal(old.Hosts, v.Hosts) {
+			v = old
+		}
+		index.all = append(index.all, v)
+		for _, g := range v.Gateways {
+			index.byGateway[g] = append(index.byGateway[g], v)
+		}
+	}
+	return index
+}
+
+// VirtualServicesForGateway are the VirtualServices for a gateway ("namespace/name") that a proxy of the namespace may
+// see, the oldest first.
+func (s *Snapshot) VirtualServicesForGateway(gateway, namespace string) []*VirtualService {
+	var out []*VirtualService
+	for _, v := range s.world.virtualServices.byGateway[gateway] {
+		if v.VisibleTo(namespace) {
+			out = append(out, v)
+		}
+	}
+	return out
+}

@@ -1,0 +1,85 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// source makes the resources of the proxies that connect.
+type source struct{ log *slog.Logger }
+
+// Connect accepts a proxy whose node is understood and fits the identity that it proved.
+func (s source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
+	if _, err := translate.ParseProxy(node, ""); err != nil {
+		return nil, s.refuse(codes.InvalidArgument, peer, err)
+	}
+	p, err := translate.ParseProxy(node, peer.Identity)
+	if err != nil { // what was fine without the identity does not fit it
+		return nil, s.refuse(codes.PermissionDenied, peer, err)
+	}
+	return proxy{p}, nil
+}
+
+func (s source) refuse(code codes.Code, peer xds.Peer, err error) error {
+	s.log.Warn("a proxy is refused", "address", peer.Address, "identity", peer.Identity, "reason", err)
+	return status.Error(code, err.Error())
+}
+
+// proxy makes the resources of one proxy.
+type proxy struct{ *translate.Proxy }
+
+// Affected gives the types that a change touches for this proxy.
+func (p proxy) Affected(state xds.State, change xds.Change) []string {
+	c, ok := change.(snapshot.Change)
+	if !ok {
+		c = snapshot.Change{Full: true}
+	}
+	return translate.Affected(state.(*snapshot.Snapshot), p.Proxy, c)
+}
+
+// Generate gives the resources of one type. Clusters and listeners are sent to everyone whole; the others by name only.
+func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []string) ([]*xds.Resource, error) {
+	s, ok := state.(*snapshot.Snapshot)
+	if !ok {
+		return nil, fmt.Errorf("the state is a %T, and not a snapshot", state)
+	}
+	switch typeURL {
+	case xds.ClusterType:
+		all, err := translate.Clusters(s, p.Proxy)
+		return pick(all, wildcard, names), err
+	case xds.ListenerType:
+		all, err := translate.Listeners(s, p.Proxy)
+		return pick(all, wildcard, names), err
+	case xds.EndpointType:
+		return translate.Endpoints(s, p.Proxy, names)
+	case xds.RouteType:
+		return translate.Routes(s, p.Proxy, names)
+	}
+	return nil, nil
+}
+
+func pick(all []*xds.Resource, wildcard bool, names []string) []*xds.Resource {
+	if wildcard {
+		return all
+	}
+	wanted := make(map[string]bool, len(names))
+	for _, n := range names {
+		wanted[n] = true
+	}
+	var picked []*xds.Resource
+	for _, r := range all {
+		if wanted[r.Name] {
+			picked = append(picked, r)
+		}
+	}
+	return picked
+}

@@ -1,0 +1,193 @@
+package translate_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// versions are those of all resources of a proxy, by type and name.
+func versions(t testing.TB, snap *snapshot.Snapshot, p *translate.Proxy) map[string]map[string]string {
+	t.Helper()
+	out := map[string]map[string]string{}
+	for _, typeURL := range xds.Order {
+		resources, err := generate(snap, p, typeURL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[typeURL] = map[string]string{}
+		for _, r := range resources {
+			if _, twice := out[typeURL][r.Name]; twice {
+				t.Errorf("%s: %s is there twice", typeURL, r.Name)
+			}
+			out[typeURL][r.Name] = r.Version
+		}
+	}
+	return out
+}
+
+var affectedProxies = []string{
+	"sidecar a-1.one 127.203.20.1 app=a version=v1 UPSTREAM_LISTENERS=db.two:3306=127.203.20.16:3306,grpc.two.svc.cluster.local:90=127.203.20.17:90",
+	"sidecar b-1.two 127.203.21.1 app=b",
+	"sidecar narrow.narrow 127.203.22.1 app=narrow",
+	"sidecar far.far 127.203.23.1 app=far",
+	"sidecar captured.one 127.203.24.1 app=a INTERCEPTION_MODE=REDIRECT",
+	"router edge.edge 127.203.25.1 istio=edge",
+	"router other.edge 127.203.26.1 istio=other",
+}
+
+const affectedMesh = `
+apiVersion: v1
+kind: Service
+metadata: {name: a, namespace: one}
+spec: {selector: {app: a}, ports: [{name: http, port: 80, targetPort: web}, {name: tcp, port: 81}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: b, namespace: two}
+spec: {selector: {app: b}, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: two}
+spec: {clusterIP: 10.0.0.9, selector: {app: db}, ports: [{name: tcp, port: 3306}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: edge, namespace: edge}
+spec: {selector: {istio: edge}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default, namespace: narrow}
+spec: {egress: [{hosts: ["one/*"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: edge}
+spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}, {port: {number: 3306, name: tcp, protocol: TCP}, hosts: ["*"]}]}
+`
+
+// affectedSteps are changes, one after the other; a name alone is a removal.
+var affectedSteps = []string{
+	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-1, namespace: one}\nspec: {address: 127.203.20.1, serviceAccount: a, ports: {web: 8080}, labels: {app: a, version: v1, security.istio.io/tlsMode: istio}}",
+	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-2, namespace: one}\nspec: {address: 127.203.29.1, serviceAccount: a, ports: {web: 8081}, labels: {app: a, version: v2, security.istio.io/tlsMode: istio}}",
+	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-3, namespace: one}\nspec: {address: 127.203.30.1, ports: {web: 8081}, labels: {app: a}}",
+	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: b-1, namespace: two}\nspec: {address: 127.203.21.1, serviceAccount: b, labels: {app: b, security.istio.io/tlsMode: istio}}",
+	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: a, namespace: one}\nspec: {host: a, subsets: [{name: v1, labels: {version: v1}}]}",
+	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: a, namespace: one}\nspec: {host: a, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x}}}, subsets: [{name: v1, labels: {version: v1}}]}",
+	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: private, namespace: two}\nspec: {host: a.one, exportTo: [\".\"], trafficPolicy: {tls: {mode: DISABLE}}}",
+	"apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a, namespace: one}\nspec: {hosts: [a], http: [{match: [{sourceLabels: {app: far}}], route: [{destination: {host: b.two}}]}, {route: [{destination: {host: a, subset: v1}}]}]}",
+	"apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: db, namespace: two}\nspec: {hosts: [db], tcp: [{route: [{destination: {host: a.one, port: {number: 81}}}]}]}",
+	"apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: edge, namespace: one}\nspec: {hosts: [\"*\"], gateways: [edge/edge], http: [{route: [{destination: {host: a, port: {number: 80}}}]}], tcp: [{route: [{destination: {host: db.two}}]}]}",
+	"apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: other, namespace: edge}\nspec: {selector: {istio: other}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: [\"*\"]}]}",
+	"apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: other, namespace: edge}\nspec: {selector: {istio: edge}, servers: [{port: {number: 81, name: http, protocol: HTTP}, hosts: [\"*\"]}]}",
+	"apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: one}\nspec: {mtls: {mode: STRICT}}",
+	"apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: one}\nspec: {mtls: {mode: DISABLE}}",
+	"apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: istio-system}\nspec: {mtls: {mode: STRICT}}",
+	"apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: one}\nspec: {selector: {matchLabels: {app: a}}, rules: [{to: [{operation: {methods: [GET]}}]}]}",
+	"apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: one}\nspec: {selector: {matchLabels: {app: other}}}",
+	"apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: all, namespace: istio-system}\nspec: {action: DENY, rules: [{from: [{source: {ipBlocks: [10.0.0.0/8]}}]}]}",
+	"apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: default, namespace: narrow}\nspec: {egress: [{hosts: [\"two/*\", \"./*\"]}]}",
+	"apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: default, namespace: istio-system}\nspec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: [\"*/*\"]}]}",
+	"apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: out, namespace: far}\nspec: {hosts: [out.example.com], exportTo: [\".\"], location: MESH_EXTERNAL, resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}",
+	"apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: out, namespace: far}\nspec: {hosts: [out.example.com], location: MESH_EXTERNAL, resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: other.example.com}]}",
+	"apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: any, namespace: far}\nspec: {hosts: [\"*.example.org\"], resolution: NONE, ports: [{number: 80, name: http, protocol: HTTP}]}",
+	"apiVersion: v1\nkind: Service\nmetadata: {name: grpc, namespace: two}\nspec: {selector: {app: grpc}, ports: [{name: grpc, port: 90}]}",
+	"apiVersion: v1\nkind: Service\nmetadata: {name: b, namespace: two}\nspec: {selector: {app: b}, ports: [{name: http, port: 80, targetPort: 8080}, {name: http-two, port: 82}]}",
+	"apiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: edge}\nspec: {selector: {istio: edge}, ports: [{name: http, port: 80, targetPort: 8090}]}",
+	"apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: one}\nspec: {selector: {app: other}, ports: [{name: http, port: 80}]}",
+	"VirtualService two/db", "VirtualService one/a", "VirtualService one/edge", "DestinationRule one/a", "DestinationRule two/private",
+	"Gateway edge/other", "PeerAuthentication one/default", "AuthorizationPolicy istio-system/all", "Sidecar narrow/default",
+	"Sidecar istio-system/default", "ServiceEntry far/out", "ServiceEntry far/any", "WorkloadEntry one/a-3", "Service two/grpc", "Service one/a",
+}
+
+func (m *testMesh) step(step string) snapshot.Change {
+	if strings.HasPrefix(step, "apiVersion") {
+		return m.apply(step)
+	}
+	kind, name, _ := strings.Cut(step, " ")
+	namespace, name, _ := strings.Cut(name, "/")
+	return m.delete(config.Key{Kind: config.Kind(kind), Namespace: namespace, Name: name})
+}
+
+// TestAffectedNeverMissesAType: after each of many changes, and after all of them as one, whatever differs for a proxy is
+// of a type that Affected names.
+func TestAffectedNeverMissesAType(t *testing.T) {
+	m := newTestMesh(t, nil, affectedMesh)
+	first := map[string]map[string]map[string]string{}
+	before := map[string]map[string]map[string]string{}
+	for _, description := range affectedProxies {
+		first[description] = versions(t, m.snap, proxy(t, description))
+	}
+	maps.Copy(before, first)
+	var all xds.Change
+	for _, step := range affectedSteps {
+		change := m.step(step)
+		if all == nil {
+			all = change
+		} else {
+			all = all.Merge(change)
+		}
+		for _, description := range affectedProxies {
+			p := proxy(t, description)
+			after := versions(t, m.snap, p)
+			checkAffected(t, step+" for "+description, before[description], after, translate.Affected(m.snap, p, change))
+			checkAffected(t, "all until "+step+" for "+description, first[description], after, translate.Affected(m.snap, p, all.(snapshot.Change)))
+			before[description] = after
+		}
+	}
+}
+
+func checkAffected(t *testing.T, what string, before, after map[string]map[string]string, affected []string) {
+	t.Helper()
+	for _, typeURL := range xds.Order {
+		if !maps.Equal(before[typeURL], after[typeURL]) && !slices.Contains(affected, typeURL) {
+			t.Errorf("%s: %s differs, and is not among %v", what, typeURL, affected)
+		}
+	}
+}
+
+// TestChangesTouchNoMoreThanTheyMust for the changes that there are most of.
+func TestChangesTouchNoMoreThanTheyMust(t *testing.T) {
+	cds, eds, lds, rds := xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType
+	sidecar, stranger, router := "sidecar b-1.two 127.203.21.1 app=b", "sidecar narrow.narrow 127.203.22.1 app=narrow", "router edge.edge 127.203.25.1 istio=edge"
+	m := newTestMesh(t, nil, affectedMesh, affectedSteps[3])
+	for _, tc := range []struct {
+		name, step, proxy string
+		want              []string
+	}{
+		{"an endpoint more, like those there are", strings.ReplaceAll(affectedSteps[3], "b-1", "b-2"), sidecar, []string{eds}},
+		{"an endpoint without a sidecar", strings.ReplaceAll(affectedSteps[3], "name: b-1, namespace: two}\nspec: {address: 127.203.21.1, serviceAccount: b, labels: {app: b, security.istio.io/tlsMode: istio}", "name: b-3, namespace: two}\nspec: {address: 127.203.31.1, labels: {app: b}"), sidecar, []string{cds, eds}},
+		{"an endpoint of a service that is not seen", strings.ReplaceAll(affectedSteps[3], "b-1", "b-4"), stranger, nil},
+		{"a rule for HTTP", affectedSteps[7], sidecar, []string{rds}},
+		{"a rule for sidecars, at a gateway", strings.Replace(affectedSteps[7], "far", "near", 1), router, nil},
+		{"a rule for connections", affectedSteps[8], sidecar, []string{lds, rds}},
+		{"a rule for a gateway, at a sidecar", affectedSteps[9], sidecar, nil},
+		{"a DestinationRule", affectedSteps[4], sidecar, []string{cds, eds}},
+		{"a Gateway, at a sidecar", affectedSteps[10], sidecar, nil},
+		{"a policy of another namespace", affectedSteps[15], sidecar, nil},
+		{"a policy of all", affectedSteps[17], sidecar, []string{lds, rds}},
+	} {
+		change := m.step(tc.step)
+		if got := translate.Affected(m.snap, proxy(t, tc.proxy), change); !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %v, not %v", tc.name, got, tc.want)
+		}
+	}
+}
+
+func TestMeshConfigurationAffectsAll(t *testing.T) {
+	m := newTestMesh(t, nil, affectedMesh)
+	m.mesh = &meshconfig.MeshConfig{AccessLogFile: "/dev/null"}
+	if got := translate.Affected(m.snap, proxy(t, affectedProxies[0]), m.rebuild(nil)); !slices.Equal(got, xds.Order) {
+		t.Errorf("affected: %v", got)
+	}
+}

@@ -1,0 +1,43 @@
+package translate
+
+import (
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	dfpclusterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/dynamic_forward_proxy/v3"
+	dfpcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/dynamic_forward_proxy/v3"
+	dfpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/dynamic_forward_proxy/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+)
+
+// dnsCache is shared by the filter that resolves names and the clusters that connect to them: Envoy matches them by
+// name, and refuses caches of one name that differ.
+func dnsCache() *dfpcommonv3.DnsCacheConfig {
+	return &dfpcommonv3.DnsCacheConfig{Name: "outside", DnsLookupFamily: clusterv3.Cluster_V4_PREFERRED}
+}
+
+// forwardByName makes a cluster connect to whatever host the request names.
+func forwardByName(cluster *clusterv3.Cluster) {
+	cluster.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
+	cluster.ClusterDiscoveryType = &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{
+		Name: "envoy.clusters.dynamic_forward_proxy",
+		TypedConfig: anyOf(&dfpclusterv3.ClusterConfig{
+			ClusterImplementationSpecifier: &dfpclusterv3.ClusterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache()},
+		}),
+	}}
+	options := plainHTTPOptions(false)
+	allowByName(options)
+	setHTTPOptions(cluster, options)
+}
+
+// allowByName sets what Envoy insists on for such a cluster, whether or not it has TLS: that the name which is asked for
+// is the one that is verified.
+func allowByName(options *httpv3.HttpProtocolOptions) {
+	options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: true}
+}
+
+func forwardByNameFilter() *hcmv3.HttpFilter {
+	return httpFilter("envoy.filters.http.dynamic_forward_proxy", &dfpv3.FilterConfig{
+		ImplementationSpecifier: &dfpv3.FilterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache()},
+	})
+}

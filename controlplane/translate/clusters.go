@@ -1,0 +1,175 @@
+package translate
+
+import (
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// Clusters are all clusters of the proxy: those of the services it sees, in the order of their names, each followed by
+// its subsets; then those of its workload; then those of no service.
+func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
+	var out []*xds.Resource
+	add := func(r *xds.Resource, err error) error {
+		if err == nil {
+			out = append(out, r)
+		}
+		return err
+	}
+	for _, c := range outboundClusters(s, p) {
+		if err := add(c.resource(s)); err != nil {
+			return nil, err
+		}
+	}
+	for _, c := range p.capture().ownClusters(s, p) {
+		if err := add(xds.NewResource(c.Name, c)); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// outbound is one cluster of a service's port, and the key of its resource: all that it depends on.
+type outbound struct {
+	svc    *registry.Service
+	port   uint32
+	subset string
+	rule   *snapshot.DestinationRule
+	facts  *snapshot.Facts
+	mesh   *meshconfig.MeshConfig
+	// instances is set where the endpoints are part of the cluster, as Envoy resolves their names by itself.
+	instances *snapshot.Instances
+	// byAddress: the caller's destination is known as an address (its connection was captured), not as a name.
+	byAddress bool
+}
+
+func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
+	scope := p.scope(s)
+	out := make([]outbound, 0, len(scope.Services))
+	for _, svc := range scope.Services {
+		rule := scope.DestinationRule(svc)
+		for _, port := range svc.Ports {
+			if port.Protocol == registry.UDP {
+				continue
+			}
+			c := newOutbound(s, p, svc, port.Number, rule)
+			out = append(out, c)
+			if rule == nil {
+				continue
+			}
+			for _, subset := range rule.Subsets {
+				c.subset = subset.GetName()
+				out = append(out, c)
+			}
+		}
+	}
+	return out
+}
+
+func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uint32, rule *snapshot.DestinationRule) outbound {
+	instances := s.Instances(svc)
+	c := outbound{svc: svc, port: port, rule: rule, mesh: s.Mesh, facts: instances.Facts(port)}
+	switch svc.Resolution {
+	case registry.DNS, registry.DNSRoundRobin:
+		c.instances = instances
+	case registry.Passthrough:
+		c.byAddress = p.Interception == Redirect
+	}
+	return c
+}
+
+func (c outbound) name() string { return OutboundCluster(c.svc.Hostname, c.subset, c.port) }
+
+func (c outbound) resource(s *snapshot.Snapshot) (*xds.Resource, error) {
+	return s.Cache.Get(c, func() (*xds.Resource, error) {
+		cluster := c.build()
+		r, err := xds.NewResource(cluster.Name, cluster)
+		if err == nil && cluster.GetType() == clusterv3.Cluster_EDS && cluster.GetEdsClusterConfig() != nil {
+			r.Endpoints = cluster.Name
+		}
+		return r, err
+	})
+}
+
+func (c outbound) build() *clusterv3.Cluster {
+	port, _ := c.svc.Port(c.port)
+	traffic := c.rule.Traffic(c.subset, c.port)
+	cluster := &clusterv3.Cluster{
+		Name:            c.name(),
+		ConnectTimeout:  c.mesh.GetConnectTimeout(),
+		CircuitBreakers: circuitBreakers(traffic.ConnectionPool),
+		Metadata:        serviceMetadata(c.svc, c.subset),
+	}
+	c.discover(cluster)
+	if cluster.LbPolicy != clusterv3.Cluster_CLUSTER_PROVIDED {
+		cluster.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}}
+		loadBalance(cluster, traffic.LoadBalancer)
+		detectOutliers(cluster, traffic.OutlierDetection)
+	}
+	connect(cluster, traffic.ConnectionPool, c.mesh.GetTcpKeepalive())
+	security := c.security(port, traffic)
+	security.apply(cluster)
+	if port.Protocol.IsHTTP() {
+		setHTTPOptions(cluster, c.httpOptions(port, traffic, security))
+	}
+	return cluster
+}
+
+// discover says how the cluster gets its endpoints.
+func (c outbound) discover(cluster *clusterv3.Cluster) {
+	switch c.svc.Resolution {
+	case registry.DNS, registry.DNSRoundRobin:
+		assignment := loadAssignment(cluster.Name, c.endpoints(c.instances))
+		cluster.LoadAssignment = assignment
+		cluster.DnsLookupFamily = clusterv3.Cluster_V4_PREFERRED
+		refreshNames(cluster)
+		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
+		// Envoy takes a logical DNS cluster with one name only.
+		if c.svc.Resolution == registry.DNSRoundRobin && countEndpoints(assignment) == 1 {
+			cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
+		}
+	case registry.Passthrough:
+		if c.byAddress {
+			originalDestination(cluster)
+		} else {
+			forwardByName(cluster)
+		}
+	default:
+		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS}
+		cluster.EdsClusterConfig = &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads()}
+	}
+}
+
+// refreshNames asks again when the answer's time is over, or every minute when it has none. Envoy's newer way to say so is
+// a cluster type that the oldest Envoy served here has only in part.
+func refreshNames(cluster *clusterv3.Cluster) {
+	//lint:ignore SA1019 see above
+	cluster.RespectDnsTtl = true
+	//lint:ignore SA1019 see above
+	cluster.DnsRefreshRate = duration(60 * time.Second)
+}
+
+func originalDestination(cluster *clusterv3.Cluster) {
+	cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_ORIGINAL_DST}
+	cluster.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
+}
+
+// serviceMetadata tells those who read a configuration dump, or format logs by it, whose cluster it is.
+func serviceMetadata(svc *registry.Service, subset string) *corev3.Metadata {
+	service := stringStruct(map[string]string{"host": svc.Hostname, "name": svc.Name, "namespace": svc.Namespace})
+	fields := map[string]*structpb.Value{
+		"services": structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{structpb.NewStructValue(service)}}),
+	}
+	if subset != "" {
+		fields["subset"] = structpb.NewStringValue(subset)
+	}
+	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"istio": {Fields: fields}}}
+}

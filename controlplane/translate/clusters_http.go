@@ -1,0 +1,107 @@
+package translate
+
+import (
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+const httpOptionsName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+// setHTTPOptions says how requests are sent to the cluster's endpoints.
+func setHTTPOptions(cluster *clusterv3.Cluster, options *httpv3.HttpProtocolOptions) {
+	cluster.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsName: anyOf(options)}
+}
+
+// speaksHTTP2 says whether a cluster speaks HTTP/2 to its endpoints: where the port says so, and between sidecars. One
+// connection then carries many requests, which costs a quarter less than HTTP/1.1, and the callee's sidecar speaks to its
+// workload what the port says.
+func (c outbound) speaksHTTP2(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) bool {
+	switch traffic.ConnectionPool.GetHttp().GetH2UpgradePolicy() {
+	case networking.ConnectionPoolSettings_HTTPSettings_UPGRADE:
+		return true
+	case networking.ConnectionPoolSettings_HTTPSettings_DO_NOT_UPGRADE:
+		return port.Protocol.IsHTTP2()
+	}
+	return port.Protocol.IsHTTP2() || security.meshTLS() && c.facts.AllMTLS
+}
+
+func (c outbound) httpOptions(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) *httpv3.HttpProtocolOptions {
+	settings := traffic.ConnectionPool.GetHttp()
+	options := &httpv3.HttpProtocolOptions{CommonHttpProtocolOptions: commonHTTPOptions(traffic.ConnectionPool)}
+	http2 := http2Options(settings)
+	switch {
+	case settings.GetUseClientProtocol():
+		options.UpstreamProtocolOptions = &httpv3.HttpProtocolOptions_UseDownstreamProtocolConfig{
+			UseDownstreamProtocolConfig: &httpv3.HttpProtocolOptions_UseDownstreamHttpConfig{
+				HttpProtocolOptions: &corev3.Http1ProtocolOptions{}, Http2ProtocolOptions: http2,
+			},
+		}
+	case c.speaksHTTP2(port, traffic, security):
+		options.UpstreamProtocolOptions = explicitHTTP2(http2)
+	default:
+		options.UpstreamProtocolOptions = explicitHTTP1()
+	}
+	if c.svc.Resolution == registry.Passthrough && !c.byAddress {
+		allowByName(options)
+	} else if security.autoSNI {
+		options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: security.autoSAN}
+	}
+	return options
+}
+
+func commonHTTPOptions(pool *networking.ConnectionPoolSettings) *corev3.HttpProtocolOptions {
+	common := &corev3.HttpProtocolOptions{
+		IdleTimeout:           orDefault(pool.GetHttp().GetIdleTimeout()),
+		MaxConnectionDuration: orDefault(pool.GetTcp().GetMaxConnectionDuration()),
+	}
+	if n := pool.GetHttp().GetMaxRequestsPerConnection(); n > 0 {
+		common.MaxRequestsPerConnection = u32(uint32(n))
+	}
+	if common.IdleTimeout == nil && common.MaxConnectionDuration == nil && common.MaxRequestsPerConnection == nil {
+		return nil
+	}
+	return common
+}
+
+func http2Options(settings *networking.ConnectionPoolSettings_HTTPSettings) *corev3.Http2ProtocolOptions {
+	// Without CONNECT an upgraded connection (a WebSocket) cannot pass over HTTP/2.
+	o := &corev3.Http2ProtocolOptions{AllowConnect: true}
+	if n := settings.GetMaxConcurrentStreams(); n > 0 {
+		o.MaxConcurrentStreams = u32(uint32(n))
+	}
+	if k := settings.GetHttp2KeepAlive(); k != nil {
+		o.ConnectionKeepalive = &corev3.KeepaliveSettings{Interval: orDefault(k.GetInterval()), Timeout: orDefault(k.GetTimeout())}
+		if o.ConnectionKeepalive.Timeout == nil { // Envoy wants one
+			o.ConnectionKeepalive.Timeout = duration(20 * time.Second)
+		}
+	}
+	return o
+}
+
+func explicitHTTP1() *httpv3.HttpProtocolOptions_ExplicitHttpConfig_ {
+	return &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+		ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{HttpProtocolOptions: &corev3.Http1ProtocolOptions{}},
+	}}
+}
+
+func explicitHTTP2(o *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions_ExplicitHttpConfig_ {
+	return &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+		ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{Http2ProtocolOptions: o},
+	}}
+}
+
+// plainHTTPOptions are those of a cluster that no rule touches: the workload's own port, or what is outside the mesh.
+func plainHTTPOptions(http2 bool) *httpv3.HttpProtocolOptions {
+	if http2 {
+		return &httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(http2Options(nil))}
+	}
+	return &httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP1()}
+}

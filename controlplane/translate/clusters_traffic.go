@@ -1,0 +1,190 @@
+package translate
+
+import (
+	"math"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// circuitBreakers are Istio's: no limit but those that a rule sets. Envoy's own defaults (1,024 connections, 3 retries)
+// surprise everyone who meets them.
+func circuitBreakers(pool *networking.ConnectionPoolSettings) *clusterv3.CircuitBreakers {
+	t := &clusterv3.CircuitBreakers_Thresholds{
+		MaxConnections:     u32(math.MaxUint32),
+		MaxPendingRequests: u32(math.MaxUint32),
+		MaxRequests:        u32(math.MaxUint32),
+		MaxRetries:         u32(math.MaxUint32),
+		TrackRemaining:     true,
+	}
+	limit(&t.MaxConnections, pool.GetTcp().GetMaxConnections())
+	limit(&t.MaxPendingRequests, pool.GetHttp().GetHttp1MaxPendingRequests())
+	limit(&t.MaxRequests, pool.GetHttp().GetHttp2MaxRequests())
+	limit(&t.MaxRetries, pool.GetHttp().GetMaxRetries())
+	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{t}}
+}
+
+func limit(field **wrapperspb.UInt32Value, n int32) {
+	if n > 0 {
+		*field = u32(uint32(n))
+	}
+}
+
+// connect sets what is said of the cluster's TCP connections.
+func connect(cluster *clusterv3.Cluster, pool *networking.ConnectionPoolSettings, meshKeepalive *networking.ConnectionPoolSettings_TCPSettings_TcpKeepalive) {
+	if t := pool.GetTcp().GetConnectTimeout(); t != nil {
+		cluster.ConnectTimeout = t
+	}
+	keepalive := pool.GetTcp().GetTcpKeepalive()
+	if keepalive == nil {
+		keepalive = meshKeepalive
+	}
+	if keepalive == nil {
+		return
+	}
+	k := &corev3.TcpKeepalive{}
+	if n := keepalive.GetProbes(); n > 0 {
+		k.KeepaliveProbes = u32(n)
+	}
+	if t := keepalive.GetTime(); t != nil {
+		k.KeepaliveTime = u32(uint32(t.GetSeconds()))
+	}
+	if t := keepalive.GetInterval(); t != nil {
+		k.KeepaliveInterval = u32(uint32(t.GetSeconds()))
+	}
+	cluster.UpstreamConnectionOptions = &clusterv3.UpstreamConnectionOptions{TcpKeepalive: k}
+}
+
+func loadBalance(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
+	cluster.LbPolicy = clusterv3.Cluster_LEAST_REQUEST
+	switch lb.GetSimple() {
+	case networking.LoadBalancerSettings_ROUND_ROBIN:
+		cluster.LbPolicy = clusterv3.Cluster_ROUND_ROBIN
+	case networking.LoadBalancerSettings_RANDOM:
+		cluster.LbPolicy = clusterv3.Cluster_RANDOM
+	case networking.LoadBalancerSettings_PASSTHROUGH:
+		originalDestination(cluster)
+		cluster.EdsClusterConfig, cluster.LoadAssignment, cluster.CommonLbConfig = nil, nil, nil
+		return
+	}
+	if hash := lb.GetConsistentHash(); hash != nil {
+		consistentHash(cluster, hash)
+		return
+	}
+	warmUp(cluster, lb)
+}
+
+func consistentHash(cluster *clusterv3.Cluster, hash *networking.LoadBalancerSettings_ConsistentHashLB) {
+	if maglev := hash.GetMaglev(); maglev != nil {
+		cluster.LbPolicy = clusterv3.Cluster_MAGLEV
+		if n := primeFrom(maglev.GetTableSize()); n > 0 {
+			cluster.LbConfig = &clusterv3.Cluster_MaglevLbConfig_{MaglevLbConfig: &clusterv3.Cluster_MaglevLbConfig{TableSize: wrapperspb.UInt64(n)}}
+		}
+		return
+	}
+	size := hash.GetRingHash().GetMinimumRingSize()
+	if size == 0 {
+		size = hash.GetMinimumRingSize() //lint:ignore SA1019 the field is deprecated, and documents have it
+	}
+	if size == 0 {
+		size = 1024
+	}
+	size = min(size, maxRingSize)
+	cluster.LbPolicy = clusterv3.Cluster_RING_HASH
+	cluster.LbConfig = &clusterv3.Cluster_RingHashLbConfig_{RingHashLbConfig: &clusterv3.Cluster_RingHashLbConfig{MinimumRingSize: wrapperspb.UInt64(size)}}
+}
+
+// The sizes that Envoy takes.
+const (
+	maxRingSize   = 8 << 20
+	maxMaglevSize = 5_000_011
+)
+
+// primeFrom is the first prime number from n, as Maglev's table wants it; 0 for 0.
+func primeFrom(n uint64) uint64 {
+	if n == 0 {
+		return 0
+	}
+	for n = min(max(n, 2), maxMaglevSize); ; n++ {
+		prime := true
+		for d := uint64(2); d*d <= n && prime; d++ {
+			prime = n%d != 0
+		}
+		if prime {
+			return n
+		}
+	}
+}
+
+// warmUp lets endpoints that are new get their share of the traffic gradually.
+func warmUp(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
+	slow := &clusterv3.Cluster_SlowStartConfig{SlowStartWindow: lb.GetWarmupDurationSecs()}
+	if w := lb.GetWarmup(); w != nil {
+		slow.SlowStartWindow = w.GetDuration()
+		if w.GetMinimumPercent() != nil {
+			slow.MinWeightPercent = &typev3.Percent{Value: w.GetMinimumPercent().GetValue()}
+		}
+		if w.GetAggression() != nil {
+			slow.Aggression = &corev3.RuntimeDouble{DefaultValue: w.GetAggression().GetValue(), RuntimeKey: "slowstart.aggression"}
+		}
+	}
+	if slow.SlowStartWindow == nil {
+		return
+	}
+	switch cluster.LbPolicy {
+	case clusterv3.Cluster_ROUND_ROBIN:
+		cluster.LbConfig = &clusterv3.Cluster_RoundRobinLbConfig_{RoundRobinLbConfig: &clusterv3.Cluster_RoundRobinLbConfig{SlowStartConfig: slow}}
+	case clusterv3.Cluster_LEAST_REQUEST:
+		cluster.LbConfig = &clusterv3.Cluster_LeastRequestLbConfig_{LeastRequestLbConfig: &clusterv3.Cluster_LeastRequestLbConfig{SlowStartConfig: slow}}
+	}
+}
+
+// detectOutliers ejects endpoints by count only, as Istio does: by rate would eject the odd one of a few.
+func detectOutliers(cluster *clusterv3.Cluster, o *networking.OutlierDetection) {
+	if o == nil || cluster.CommonLbConfig == nil {
+		return
+	}
+	out := &clusterv3.OutlierDetection{
+		EnforcingSuccessRate: u32(0),
+		Interval:             o.GetInterval(),
+		BaseEjectionTime:     o.GetBaseEjectionTime(),
+	}
+	out.Consecutive_5Xx, out.EnforcingConsecutive_5Xx = consecutive(o.GetConsecutive_5XxErrors())
+	out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutive(o.GetConsecutiveGatewayErrors())
+	if n := o.GetMaxEjectionPercent(); n > 0 {
+		out.MaxEjectionPercent = u32(uint32(n))
+	}
+	if o.GetSplitExternalLocalOriginErrors() {
+		out.SplitExternalLocalOriginErrors = true
+		out.EnforcingLocalOriginSuccessRate = u32(0)
+		if n := o.GetConsecutiveLocalOriginFailures(); n.GetValue() > 0 {
+			out.ConsecutiveLocalOriginFailure, out.EnforcingConsecutiveLocalOriginFailure = consecutive(n)
+		}
+	}
+	cluster.OutlierDetection = out
+	cluster.CommonLbConfig.HealthyPanicThreshold = &typev3.Percent{Value: float64(o.GetMinHealthPercent())}
+}
+
+// consecutive gives the threshold and how much it is enforced; 0 turns it off.
+func consecutive(n *wrapperspb.UInt32Value) (threshold, enforcing *wrapperspb.UInt32Value) {
+	switch {
+	case n == nil:
+		return nil, nil
+	case n.GetValue() == 0:
+		// Envoy wants a threshold of one at least even for what is not enforced.
+		return nil, u32(0)
+	}
+	return u32(n.GetValue()), u32(100)
+}
+
+// orDefault gives a duration, or nil where it is not set or zero.
+func orDefault(d *durationpb.Duration) *durationpb.Duration {
+	if d.AsDuration() == 0 {
+		return nil
+	}
+	return d
+}

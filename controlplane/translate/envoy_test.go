@@ -1,0 +1,384 @@
+package translate_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const patience = 20 * time.Second
+
+// eventually polls until check gives "", or fails with what it gave last.
+func eventually(t testing.TB, check func() string) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		complaint := check()
+		if complaint == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(complaint)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// state is what the plane pushes: a snapshot, and, if every client is to be taken for one proxy, that.
+type state struct {
+	snap *snapshot.Snapshot
+	as   *translate.Proxy
+}
+
+// plane is a control plane of the real discovery server and the translation.
+type plane struct {
+	t      testing.TB
+	server *xds.Server
+	addr   string
+	ca     *authority
+}
+
+func newPlane(t testing.TB) *plane {
+	t.Helper()
+	server, err := xds.NewServer(xds.Config{Source: source{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &plane{t: t, server: server, ca: newAuthority(t)}
+	p.addr = serveGRPC(t, func(g *grpc.Server) { server.RegisterTo(g) })
+	return p
+}
+
+func serveGRPC(t testing.TB, register func(*grpc.Server)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	register(g)
+	go func() { _ = g.Serve(l) }()
+	t.Cleanup(g.Stop)
+	return l.Addr().String()
+}
+
+func (p *plane) push(s state, change snapshot.Change) { p.server.Push(s, change) }
+
+// inSync waits until every client has accepted all, and fails when one rejects something.
+func (p *plane) inSync(clients int) {
+	p.t.Helper()
+	eventually(p.t, func() string {
+		wrong, pending := p.state(clients)
+		if wrong != "" {
+			p.t.Fatal(wrong)
+		}
+		return pending
+	})
+}
+
+// state says what clients rejected, and what they have not accepted yet.
+func (p *plane) state(clients int) (wrong, pending string) {
+	all := p.server.Clients()
+	if len(all) != clients {
+		return "", fmt.Sprintf("%d clients instead of %d", len(all), clients)
+	}
+	for _, c := range all {
+		for _, ty := range c.Types {
+			if ty.Rejected != nil {
+				return fmt.Sprintf("%s rejected %s: %s", c.ID, ty.TypeURL, ty.Rejected.Reason), ""
+			}
+			if ty.Error != "" {
+				return fmt.Sprintf("%s: %s: %s", c.ID, ty.TypeURL, ty.Error), ""
+			}
+		}
+		if !c.InSync || len(c.Types) < 2 {
+			return "", fmt.Sprintf("%s is not in sync: %+v", c.ID, c.Types)
+		}
+	}
+	return "", ""
+}
+
+type source struct{}
+
+func (source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
+	p, err := translate.ParseProxy(node, peer.Identity)
+	return client{p}, err
+}
+
+type client struct{ p *translate.Proxy }
+
+func (c client) of(s xds.State) (*snapshot.Snapshot, *translate.Proxy) {
+	st := s.(state)
+	if st.as != nil {
+		return st.snap, st.as
+	}
+	return st.snap, c.p
+}
+
+func (c client) Affected(s xds.State, change xds.Change) []string {
+	snap, p := c.of(s)
+	return translate.Affected(snap, p, change.(snapshot.Change))
+}
+
+func (c client) Generate(s xds.State, typeURL string, _ bool, names []string) ([]*xds.Resource, error) {
+	snap, p := c.of(s)
+	return generate(snap, p, typeURL, names)
+}
+
+func generate(snap *snapshot.Snapshot, p *translate.Proxy, typeURL string, names []string) ([]*xds.Resource, error) {
+	switch typeURL {
+	case xds.ClusterType:
+		return translate.Clusters(snap, p)
+	case xds.EndpointType:
+		return translate.Endpoints(snap, p, names)
+	case xds.ListenerType:
+		return translate.Listeners(snap, p)
+	case xds.RouteType:
+		return translate.Routes(snap, p, names)
+	}
+	return nil, nil
+}
+
+// authority issues the certificates of a test's mesh.
+type authority struct {
+	t    testing.TB
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t testing.TB) *authority {
+	a := &authority{t: t, cert: &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}}
+	a.key, a.pem, _ = a.sign(a.cert, a.cert, nil)
+	return a
+}
+
+func (a *authority) sign(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (key *ecdsa.PrivateKey, certPEM, keyPEM []byte) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if signer == nil {
+		signer = key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
+}
+
+// issue gives a certificate for a SPIFFE ID and, for the gateway's sake, a host name.
+func (a *authority) issue(id string) (certPEM, keyPEM []byte) {
+	uri, err := url.Parse(id)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	_, certPEM, keyPEM = a.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), URIs: []*url.URL{uri}, DNSNames: []string{"shop.example.com"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+	}, a.cert, a.key)
+	return certPEM, keyPEM
+}
+
+// secrets serves one proxy's certificates, as its agent would.
+type secrets struct {
+	secretv3.UnimplementedSecretDiscoveryServiceServer
+	ca *authority
+	id string
+}
+
+func (s *secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSecretsServer) error {
+	for {
+		req, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if req.GetResponseNonce() != "" || len(req.GetResourceNames()) == 0 {
+			continue
+		}
+		resp := &discoveryv3.DiscoveryResponse{TypeUrl: req.GetTypeUrl(), VersionInfo: "1", Nonce: "1"}
+		for _, name := range req.GetResourceNames() {
+			secret, err := anypb.New(s.secret(name))
+			if err != nil {
+				return err
+			}
+			resp.Resources = append(resp.Resources, secret)
+		}
+		if err := stream.Send(resp); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *secrets) secret(name string) *tlsv3.Secret {
+	if name == "ROOTCA" || strings.HasPrefix(name, "file-root:") {
+		return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{
+			ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline(s.ca.pem)},
+		}}
+	}
+	cert, key := s.ca.issue(s.id)
+	return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{
+		TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline(cert), PrivateKey: inline(key)},
+	}}
+}
+
+func inline(b []byte) *corev3.DataSource {
+	return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b}}
+}
+
+// envoy is a running Envoy that gets everything from a plane.
+type envoy struct {
+	t     testing.TB
+	admin string
+	log   *syncBuffer
+}
+
+const bootstrapTemplate = `{
+ "node": %s,
+ "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
+ "dynamic_resources": {
+  "ads_config": {"api_type": "DELTA_GRPC", "transport_api_version": "V3", "grpc_services": [{"envoy_grpc": {"cluster_name": "xds-grpc"}}]},
+  "cds_config": {"ads": {}, "resource_api_version": "V3"}, "lds_config": {"ads": {}, "resource_api_version": "V3"}},
+ "static_resources": {"clusters": [%s, %s]}
+}`
+
+func staticCluster(name, addr string) string {
+	host, port, _ := strings.Cut(addr, ":")
+	return fmt.Sprintf(`{"name": %q, "type": "STATIC", "connect_timeout": "1s",
+  "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+   "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config": {"http2_protocol_options": {}}}},
+  "load_assignment": {"cluster_name": %q, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {"socket_address": {"address": %q, "port_value": %s}}}}]}]}}`,
+		name, name, host, port)
+}
+
+// startEnvoy starts an Envoy for a proxy with an identity.
+func (p *plane) startEnvoy(version, description, id string) *envoy {
+	t := p.t
+	t.Helper()
+	sds := serveGRPC(t, func(g *grpc.Server) { secretv3.RegisterSecretDiscoveryServiceServer(g, &secrets{ca: p.ca, id: id}) })
+	nodeJSON, err := protojson.Marshal(node(t, description))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	bootstrap := filepath.Join(dir, "bootstrap.json")
+	text := fmt.Sprintf(bootstrapTemplate, nodeJSON, staticCluster("xds-grpc", p.addr), staticCluster("sds-grpc", sds))
+	if err := os.WriteFile(bootstrap, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := &envoy{t: t, log: &syncBuffer{}}
+	adminFile := filepath.Join(dir, "admin")
+	cmd := exec.Command(testenv.EnvoyOf(t, version), "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1",
+		"--admin-address-path", adminFile, "-l", "warning", "--drain-time-s", "45", "--drain-strategy", "immediate")
+	cmd.Stdout, cmd.Stderr = e.log, e.log
+	dieWithTest(cmd)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("Envoy %s, %s:\n%s", version, description, e.log)
+		}
+	})
+	eventually(t, func() string {
+		data, err := os.ReadFile(adminFile)
+		if err != nil || len(data) == 0 {
+			return fmt.Sprintf("Envoy %s does not start: %v\n%s", version, err, e.log)
+		}
+		e.admin = string(data)
+		return ""
+	})
+	return e
+}
+
+// settled waits until nothing warms, and fails when a listener could not be made.
+func (e *envoy) settled() {
+	e.t.Helper()
+	eventually(e.t, func() string {
+		stats := e.get("/stats?filter=warming|create_failure|update_rejected&usedonly")
+		for _, line := range strings.Split(stats, "\n") {
+			name, value, ok := strings.Cut(strings.TrimSpace(line), ": ")
+			if ok && value != "0" {
+				if strings.Contains(name, "create_failure") || strings.Contains(name, "rejected") {
+					e.t.Fatalf("%s: %s\n%s", name, value, e.log)
+				}
+				return line
+			}
+		}
+		return ""
+	})
+}
+
+func (e *envoy) get(path string) string {
+	resp, err := http.Get("http://" + e.admin + path)
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return string(body)
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}

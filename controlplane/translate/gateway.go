@@ -1,0 +1,261 @@
+package translate
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// gateway is the way of a router: it listens on the ports of the Gateways that select it.
+type gateway struct{}
+
+// server is one server of a Gateway as this router serves it.
+type server struct {
+	gw   snapshot.Gateway
+	spec *networking.Server
+	// port is where it listens, behind the port that the Gateway names.
+	port uint32
+}
+
+// hosts are the server's hosts without the namespaces that may bind to them.
+func (s server) hosts() []string {
+	out := make([]string, len(s.spec.GetHosts()))
+	for i, h := range s.spec.GetHosts() {
+		out[i] = h
+		if _, host, ok := strings.Cut(h, "/"); ok {
+			out[i] = host
+		}
+	}
+	return out
+}
+
+func (s server) protocol() string { return strings.ToUpper(s.spec.GetPort().GetProtocol()) }
+
+// plainHTTP: requests arrive as they are. All such servers of a port share its routes.
+func (s server) plainHTTP() bool {
+	switch s.protocol() {
+	case "HTTP", "HTTP2", "GRPC", "GRPC-WEB":
+		return !s.terminatesTLS()
+	}
+	return false
+}
+
+func (s server) terminatesTLS() bool {
+	tls := s.spec.GetTls()
+	if tls == nil || tls.GetHttpsRedirect() && s.protocol() != "HTTPS" {
+		return false
+	}
+	switch tls.GetMode() {
+	case networking.ServerTLSSettings_PASSTHROUGH, networking.ServerTLSSettings_AUTO_PASSTHROUGH:
+		return false
+	}
+	return true
+}
+
+// httpsHTTP: requests arrive within TLS that ends here.
+func (s server) httpsHTTP() bool {
+	switch s.protocol() {
+	case "HTTPS", "HTTP", "HTTP2", "GRPC":
+		return s.terminatesTLS()
+	}
+	return false
+}
+
+// route is the name of the server's route configuration; empty for a server of connections rather than requests.
+func (s server) route() string {
+	switch {
+	case s.plainHTTP():
+		return fmt.Sprintf("http.%d", s.port)
+	case s.httpsHTTP():
+		name := s.spec.GetPort().GetName()
+		if s.spec.GetName() != "" {
+			name = s.spec.GetName()
+		}
+		return fmt.Sprintf("https.%d.%s.%s.%s", s.spec.GetPort().GetNumber(), name, s.gw.Name, s.gw.Namespace)
+	}
+	return ""
+}
+
+// servers are all servers of the router, by the port they listen on; those of one port in the order of their Gateways'
+// age.
+func (v view) servers() []server {
+	var out []server
+	for _, gw := range v.s.Gateways(v.p.Labels) {
+		for _, spec := range gw.Spec.GetServers() {
+			out = append(out, server{gw: gw, spec: spec, port: v.listenPort(spec.GetPort().GetNumber())})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b server) int { return cmp.Compare(a.port, b.port) })
+	return out
+}
+
+// listenPort is where the router's own Service sends what arrives at a port of it; the port itself when no Service has it.
+func (v view) listenPort(number uint32) uint32 {
+	for _, svc := range v.s.LocalServices(v.p.Namespace, v.p.Labels) {
+		if port, ok := svc.Port(number); ok {
+			if target := v.targetPort(svc, port); target != 0 {
+				return target
+			}
+		}
+	}
+	return number
+}
+
+// listenAddress is where a server listens: what the mesh publishes the port as, what the Gateway says, or the router's
+// own address; all addresses where the router has its network for itself.
+func (v view) listenAddress(s server) netip.AddrPort {
+	if at, ok := v.p.Publish[s.port]; ok {
+		return at
+	}
+	addr := netip.IPv4Unspecified()
+	if v.p.Address.Is6() {
+		addr = netip.IPv6Unspecified()
+	}
+	if v.p.Interception == None {
+		addr = v.p.Address
+	}
+	if bind, err := netip.ParseAddr(s.spec.GetBind()); err == nil {
+		addr = bind
+	}
+	return netip.AddrPortFrom(addr, uint16(s.port))
+}
+
+func (gateway) listeners(v view) []*listenerv3.Listener {
+	var order []netip.AddrPort
+	byAddress := map[netip.AddrPort][]server{}
+	for _, s := range v.servers() {
+		at := v.listenAddress(s)
+		if byAddress[at] == nil {
+			order = append(order, at)
+		}
+		byAddress[at] = append(byAddress[at], s)
+	}
+	var out []*listenerv3.Listener
+	for _, at := range order {
+		if l := v.gatewayListener(at, byAddress[at]); l != nil {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// gatewayListener joins the servers of one address; nil when none of them can be served.
+func (v view) gatewayListener(at netip.AddrPort, servers []server) *listenerv3.Listener {
+	l := listener(at, corev3.TrafficDirection_OUTBOUND)
+	tls := !servers[0].plainHTTP() && servers[0].protocol() != "TCP"
+	seen := domains{}
+	for _, s := range servers {
+		// The first server of a port says whether it is one for TLS.
+		if tls == (s.plainHTTP() || s.protocol() == "TCP") {
+			continue
+		}
+		for _, chain := range v.serverChains(at, s) {
+			if !seen.takeChain(chain) {
+				continue
+			}
+			l.FilterChains = append(l.FilterChains, chain)
+		}
+	}
+	if len(l.FilterChains) == 0 {
+		return nil
+	}
+	if tls {
+		l.ListenerFilters = []*listenerv3.ListenerFilter{tlsInspector()}
+	}
+	return l
+}
+
+// takeChain says whether no chain before it matches the same: Envoy refuses a listener with two such. Names that an
+// older server has are taken out of the chain.
+func (d domains) takeChain(chain *listenerv3.FilterChain) bool {
+	match := chain.GetFilterChainMatch()
+	if len(match.GetServerNames()) == 0 {
+		return len(d.take("*")) > 0
+	}
+	match.ServerNames = d.take(match.GetServerNames()...)
+	return len(match.ServerNames) > 0
+}
+
+// serverChains are the filter chains of one server.
+func (v view) serverChains(at netip.AddrPort, s server) []*listenerv3.FilterChain {
+	switch {
+	case s.plainHTTP():
+		return []*listenerv3.FilterChain{{Name: s.route(), Filters: v.gatewayHCM(at, s)}}
+	case s.httpsHTTP():
+		socket := v.gatewayTLS(s)
+		if socket == nil {
+			return nil
+		}
+		return []*listenerv3.FilterChain{{
+			Name: s.route(), FilterChainMatch: sniMatch(s.hosts()), TransportSocket: socket, Filters: v.gatewayHCM(at, s),
+		}}
+	}
+	return v.connectionChains(s)
+}
+
+func (v view) gatewayHCM(at netip.AddrPort, s server) []*listenerv3.Filter {
+	return []*listenerv3.Filter{hcmFilter(v.s.Mesh, hcm{
+		statPrefix: "outbound_" + listenerName(at),
+		rds:        s.route(),
+		filters:    append(rbacFilters(), v.gatewayFilters()...),
+		edge:       true,
+	})}
+}
+
+// gatewayFilters resolve names of requests where there is a service whose endpoints only the request names.
+func (v view) gatewayFilters() []*hcmv3.HttpFilter {
+	filters := callerFilters()
+	for _, svc := range v.scope.Services {
+		if svc.Resolution == registry.Passthrough {
+			return append(filters, forwardByNameFilter())
+		}
+	}
+	return filters
+}
+
+// sniMatch matches what the caller names in the TLS handshake; nil for any name or none.
+func sniMatch(hosts []string) *listenerv3.FilterChainMatch {
+	if len(hosts) == 0 || slices.Contains(hosts, "*") {
+		return nil
+	}
+	return &listenerv3.FilterChainMatch{ServerNames: hosts}
+}
+
+func (gateway) routeNames(v view) []string {
+	var out []string
+	for _, s := range v.servers() {
+		if name := s.route(); name != "" && !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func (gateway) route(v view, name string) (*xds.Resource, error) {
+	var servers []server
+	for _, s := range v.servers() {
+		if name != "" && s.route() == name {
+			servers = append(servers, s)
+		}
+	}
+	if len(servers) == 0 {
+		return nil, nil
+	}
+	return xds.NewResource(name, v.gatewayRoutes(name, servers))
+}
+
+func (gateway) ownClusters(s *snapshot.Snapshot, _ *Proxy) []*clusterv3.Cluster {
+	return []*clusterv3.Cluster{blackHole(s)}
+}

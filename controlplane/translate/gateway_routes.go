@@ -1,0 +1,126 @@
+package translate
+
+import (
+	"slices"
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+// bound are the names under which a VirtualService is served by a server: of its hosts and the server's, where they
+// meet, the narrower ones.
+func (s server) bound(vs *snapshot.VirtualService) []string {
+	var out []string
+	for _, h := range s.spec.GetHosts() {
+		namespace, host, ok := strings.Cut(h, "/")
+		if !ok {
+			namespace, host = "*", h
+		}
+		if namespace == "." {
+			namespace = s.gw.Namespace
+		}
+		if namespace != "*" && namespace != vs.Namespace {
+			continue
+		}
+		for _, wanted := range vs.Hosts {
+			if name, ok := narrower(host, wanted); ok && !slices.Contains(out, name) {
+				out = append(out, name)
+			}
+		}
+	}
+	return out
+}
+
+// narrower is what two host patterns have in common.
+func narrower(a, b string) (string, bool) {
+	switch {
+	case snapshot.MatchHost(a, b):
+		return b, true
+	case snapshot.MatchHost(b, a):
+		return a, true
+	}
+	return "", false
+}
+
+// gatewayRoutes are the routes of all servers that share a name. Rules for one host are merged, the oldest first.
+func (v view) gatewayRoutes(name string, servers []server) *routev3.RouteConfiguration {
+	out := &routev3.RouteConfiguration{
+		Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true, TypedPerFilterConfig: v.rbacSettings(),
+	}
+	byHost := map[string]*routev3.VirtualHost{}
+	host := func(h string, s server) *routev3.VirtualHost {
+		key := strings.ToLower(h)
+		if byHost[key] == nil {
+			byHost[key] = virtualHost(h, s.port, []string{h}, nil)
+			out.VirtualHosts = append(out.VirtualHosts, byHost[key])
+		}
+		return byHost[key]
+	}
+	done := map[string]bool{}
+	for _, s := range servers {
+		v.bindRules(s, host, done)
+		if !s.spec.GetTls().GetHttpsRedirect() {
+			continue
+		}
+		for _, h := range s.hosts() {
+			host(h, s)
+		}
+		for _, vh := range out.VirtualHosts {
+			if covers(s.hosts(), vh.Domains[0]) {
+				vh.RequireTls = routev3.VirtualHost_ALL
+			}
+		}
+	}
+	for _, vh := range out.VirtualHosts {
+		vh.Routes = catchAllLast(vh.Routes)
+	}
+	slices.SortStableFunc(out.VirtualHosts, func(a, b *routev3.VirtualHost) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// bindRules adds the routes of the rules that are bound to a server. done keeps a rule from being added to a host twice
+// where several servers of one Gateway share the port.
+func (v view) bindRules(s server, host func(string, server) *routev3.VirtualHost, done map[string]bool) {
+	gateway := s.gw.FullName()
+	r := v.routing(gateway, s.spec.GetPort().GetNumber())
+	for _, vs := range v.s.VirtualServicesForGateway(gateway, v.p.Namespace) {
+		routes := r.routes(vs)
+		if len(routes) == 0 {
+			continue
+		}
+		for _, name := range s.bound(vs) {
+			key := vs.Key.String() + " " + gateway + " " + strings.ToLower(name)
+			if done[key] {
+				continue
+			}
+			done[key] = true
+			vh := host(name, s)
+			vh.Routes = append(vh.Routes, routes...)
+		}
+	}
+}
+
+func covers(patterns []string, host string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return snapshot.MatchHost(p, host) })
+}
+
+// catchAllLast puts what matches everything behind what does not, so that of several rules for one host none hides the
+// others; of several such, the first stays.
+func catchAllLast(routes []*routev3.Route) []*routev3.Route {
+	var out []*routev3.Route
+	var last *routev3.Route
+	for _, r := range routes {
+		switch {
+		case !matchesEverything(r.GetMatch()):
+			out = append(out, r)
+		case last == nil:
+			last = r
+		}
+	}
+	if last != nil {
+		out = append(out, last)
+	}
+	return out
+}

@@ -1,0 +1,133 @@
+package translate
+
+import (
+	"fmt"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+// gatewayTLS is the TLS that ends at a server; nil when it has no certificate to show.
+func (v view) gatewayTLS(s server) *corev3.TransportSocket {
+	settings := s.spec.GetTls()
+	common := &tlsv3.CommonTlsContext{TlsParams: serverVersions(settings), AlpnProtocols: inboundHTTPProtocol}
+	if !s.httpsHTTP() {
+		common.AlpnProtocols = nil
+	}
+	context := &tlsv3.DownstreamTlsContext{CommonTlsContext: common, RequireClientCertificate: boolean(false)}
+	if settings.GetMode() == networking.ServerTLSSettings_ISTIO_MUTUAL {
+		common.TlsCertificateSdsSecretConfigs = meshCertificates().TlsCertificateSdsSecretConfigs
+		common.ValidationContextType = validateWith(rootSecret, exactNames(settings.GetSubjectAltNames()))
+		context.RequireClientCertificate = boolean(true)
+		return serverTLS(context)
+	}
+	common.TlsCertificateSdsSecretConfigs = certificates(settings)
+	if len(common.TlsCertificateSdsSecretConfigs) == 0 {
+		return nil
+	}
+	switch settings.GetMode() {
+	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
+		common.ValidationContextType = clientValidation(settings)
+		context.RequireClientCertificate = boolean(settings.GetMode() == networking.ServerTLSSettings_MUTUAL)
+	}
+	return serverTLS(context)
+}
+
+// certificates are those that are named by files; ones of Kubernetes secrets are not to be had here (see the snapshot's
+// Problems).
+func certificates(settings *networking.ServerTLSSettings) []*tlsv3.SdsSecretConfig {
+	if settings.GetServerCertificate() != "" && settings.GetPrivateKey() != "" {
+		return []*tlsv3.SdsSecretConfig{sdsSecret(fileCertificate(settings.GetServerCertificate(), settings.GetPrivateKey()))}
+	}
+	var out []*tlsv3.SdsSecretConfig
+	for _, c := range settings.GetTlsCertificates() {
+		out = append(out, sdsSecret(fileCertificate(c.GetServerCertificate(), c.GetPrivateKey())))
+	}
+	return out
+}
+
+func clientValidation(settings *networking.ServerTLSSettings) *tlsv3.CommonTlsContext_CombinedValidationContext {
+	out := validateWith(fileRoot(settings.GetCaCertificates()), exactNames(settings.GetSubjectAltNames()))
+	defaults := out.CombinedValidationContext.DefaultValidationContext
+	defaults.VerifyCertificateSpki = settings.GetVerifyCertificateSpki()
+	defaults.VerifyCertificateHash = settings.GetVerifyCertificateHash()
+	return out
+}
+
+func serverVersions(settings *networking.ServerTLSSettings) *tlsv3.TlsParameters {
+	out := tlsVersions()
+	if v := settings.GetMinProtocolVersion(); v != networking.ServerTLSSettings_TLS_AUTO {
+		out.TlsMinimumProtocolVersion = tlsVersion(v)
+	}
+	if v := settings.GetMaxProtocolVersion(); v != networking.ServerTLSSettings_TLS_AUTO {
+		out.TlsMaximumProtocolVersion = tlsVersion(v)
+	}
+	out.CipherSuites = settings.GetCipherSuites()
+	return out
+}
+
+func tlsVersion(v networking.ServerTLSSettings_TLSProtocol) tlsv3.TlsParameters_TlsProtocol {
+	return map[networking.ServerTLSSettings_TLSProtocol]tlsv3.TlsParameters_TlsProtocol{
+		networking.ServerTLSSettings_TLSV1_0: tlsv3.TlsParameters_TLSv1_0,
+		networking.ServerTLSSettings_TLSV1_1: tlsv3.TlsParameters_TLSv1_1,
+		networking.ServerTLSSettings_TLSV1_2: tlsv3.TlsParameters_TLSv1_2,
+		networking.ServerTLSSettings_TLSV1_3: tlsv3.TlsParameters_TLSv1_3,
+	}[v]
+}
+
+// connectionChains are the chains of a server that passes connections on as they are: by the TLS handshake's server name
+// where TLS passes through, else all to one place.
+func (v view) connectionChains(s server) []*listenerv3.FilterChain {
+	r := v.routing(s.gw.FullName(), s.spec.GetPort().GetNumber())
+	var out []*listenerv3.FilterChain
+	for _, vs := range v.s.VirtualServicesForGateway(s.gw.FullName(), v.p.Namespace) {
+		if len(s.bound(vs)) == 0 {
+			continue
+		}
+		if s.protocol() == "TCP" || s.terminatesTLS() {
+			out = append(out, v.tcpChains(s, r, vs)...)
+		} else {
+			out = append(out, v.passthroughChains(s, r, vs)...)
+		}
+	}
+	return out
+}
+
+func (v view) tcpChains(s server, r routing, vs *snapshot.VirtualService) []*listenerv3.FilterChain {
+	chain := &listenerv3.FilterChain{Name: fmt.Sprintf("tcp.%d.%s.%s", s.port, vs.Name, vs.Namespace)}
+	if s.terminatesTLS() {
+		if chain.TransportSocket = v.gatewayTLS(s); chain.TransportSocket == nil {
+			return nil
+		}
+		chain.FilterChainMatch = sniMatch(s.hosts())
+	}
+	for _, route := range vs.Spec.GetTcp() {
+		if r.matchesTCP(vs, route.GetMatch()) {
+			chain.Filters = append(v.networkRBAC(), tcpProxy(v.s.Mesh, chain.Name, r.shares(vs, route.GetRoute())))
+			return []*listenerv3.FilterChain{chain}
+		}
+	}
+	return nil
+}
+
+func (v view) passthroughChains(s server, r routing, vs *snapshot.VirtualService) []*listenerv3.FilterChain {
+	var out []*listenerv3.FilterChain
+	for i, route := range vs.Spec.GetTls() {
+		for j, m := range route.GetMatch() {
+			if !r.concerns(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) || len(m.GetDestinationSubnets()) > 0 {
+				continue
+			}
+			name := fmt.Sprintf("tls.%d.%s.%s.%d.%d", s.port, vs.Name, vs.Namespace, i, j)
+			out = append(out, &listenerv3.FilterChain{
+				Name:             name,
+				FilterChainMatch: sniMatch(m.GetSniHosts()),
+				Filters:          append(v.networkRBAC(), tcpProxy(v.s.Mesh, name, r.shares(vs, route.GetRoute()))),
+			})
+		}
+	}
+	return out
+}

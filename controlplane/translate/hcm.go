@@ -1,0 +1,104 @@
+package translate
+
+import (
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	corsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/cors/v3"
+	faultv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/fault/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/proto"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+)
+
+// The names of the HTTP filters, which per-route settings refer to.
+const (
+	corsFilterName  = "envoy.filters.http.cors"
+	faultFilterName = "envoy.filters.http.fault"
+)
+
+// hcm is what differs between the HTTP connection managers.
+type hcm struct {
+	statPrefix string
+	// rds is the name under which the routes are asked for.
+	rds string
+	// filters go before the router.
+	filters []*hcmv3.HttpFilter
+	// edge: callers are not of the mesh, and their address is that of their connection.
+	edge bool
+	// clientCert: the caller's identity, as its certificate proved it, is told in a header, and nobody else's word taken
+	// for it.
+	clientCert bool
+}
+
+func hcmFilter(mesh *meshconfig.MeshConfig, h hcm) *listenerv3.Filter {
+	m := &hcmv3.HttpConnectionManager{
+		StatPrefix:        h.statPrefix,
+		CodecType:         hcmv3.HttpConnectionManager_AUTO,
+		HttpFilters:       append(h.filters, httpFilter("envoy.filters.http.router", &routerv3.Router{})),
+		UseRemoteAddress:  boolean(h.edge),
+		ServerName:        "istio-envoy",
+		AccessLog:         accessLog(mesh),
+		StreamIdleTimeout: duration(0),
+		UpgradeConfigs:    []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
+		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
+			Rds: &hcmv3.Rds{ConfigSource: ads(), RouteConfigName: h.rds},
+		},
+		// Without CONNECT an upgraded connection cannot come in over HTTP/2.
+		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{AllowConnect: true},
+	}
+	if h.clientCert || h.edge {
+		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_SANITIZE_SET
+		m.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{Uri: true}
+	}
+	normalizePath(m, mesh.GetPathNormalization().GetNormalization())
+	return networkFilter("envoy.filters.network.http_connection_manager", m)
+}
+
+// normalizePath makes one path of the many spellings of it, before policies look at it.
+func normalizePath(m *hcmv3.HttpConnectionManager, how meshconfig.MeshConfig_ProxyPathNormalization_NormalizationType) {
+	if how == meshconfig.MeshConfig_ProxyPathNormalization_NONE {
+		return
+	}
+	m.NormalizePath = boolean(true)
+	switch how {
+	case meshconfig.MeshConfig_ProxyPathNormalization_MERGE_SLASHES:
+		m.MergeSlashes = true
+	case meshconfig.MeshConfig_ProxyPathNormalization_DECODE_AND_MERGE_SLASHES:
+		m.MergeSlashes = true
+		m.PathWithEscapedSlashesAction = hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
+	}
+}
+
+// callerFilters are the filters on the caller's side, which routes give their settings to.
+func callerFilters() []*hcmv3.HttpFilter {
+	return []*hcmv3.HttpFilter{
+		httpFilter(corsFilterName, &corsv3.Cors{}),
+		httpFilter(faultFilterName, &faultv3.HTTPFault{}),
+	}
+}
+
+func httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: anyOf(config)}}
+}
+
+func networkFilter(name string, config proto.Message) *listenerv3.Filter {
+	return &listenerv3.Filter{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: anyOf(config)}}
+}
+
+func listenerFilter(name string, config proto.Message) *listenerv3.ListenerFilter {
+	return &listenerv3.ListenerFilter{Name: name, ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: anyOf(config)}}
+}
+
+func tlsInspector() *listenerv3.ListenerFilter {
+	return listenerFilter("envoy.filters.listener.tls_inspector", &tlsinspectorv3.TlsInspector{})
+}
+
+func serverTLS(context *tlsv3.DownstreamTlsContext) *corev3.TransportSocket {
+	return &corev3.TransportSocket{
+		Name:       "envoy.transport_sockets.tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(context)},
+	}
+}

@@ -1,0 +1,132 @@
+package translate_test
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+)
+
+// testMesh is a store and the snapshots of it.
+type testMesh struct {
+	t     testing.TB
+	store *config.MemoryStore
+	mesh  *meshconfig.MeshConfig
+	snap  *snapshot.Snapshot
+}
+
+func newTestMesh(t testing.TB, mesh *meshconfig.MeshConfig, documents ...string) *testMesh {
+	t.Helper()
+	m := &testMesh{t: t, store: config.NewMemoryStore(), mesh: mesh}
+	for _, d := range documents {
+		m.store.Put(parse(t, d)...)
+	}
+	m.snap = snapshot.Build(nil, m.inputs(), nil)
+	return m
+}
+
+func (m *testMesh) inputs() snapshot.Inputs { return snapshot.Inputs{Store: m.store, Mesh: m.mesh} }
+
+// apply puts documents and builds the next snapshot.
+func (m *testMesh) apply(document string) snapshot.Change {
+	m.t.Helper()
+	resources := parse(m.t, document)
+	m.store.Put(resources...)
+	return m.rebuild(keys(resources))
+}
+
+func (m *testMesh) delete(changed ...config.Key) snapshot.Change {
+	m.store.Delete(changed...)
+	return m.rebuild(changed)
+}
+
+func (m *testMesh) rebuild(changed []config.Key) snapshot.Change {
+	prev := m.snap
+	m.snap = snapshot.Build(prev, m.inputs(), changed)
+	return snapshot.Diff(prev, m.snap, changed)
+}
+
+func keys(resources []*config.Resource) []config.Key {
+	out := make([]config.Key, len(resources))
+	for i, r := range resources {
+		out[i] = r.Key
+	}
+	return out
+}
+
+func parse(t testing.TB, document string) []*config.Resource {
+	t.Helper()
+	resources, problems := config.Parse("test.yaml", []byte(document))
+	for _, p := range problems {
+		if p.Severity == config.Error {
+			t.Fatalf("%v\n%s", p, document)
+		}
+	}
+	return resources
+}
+
+func readTestdata(t testing.TB, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// node describes a proxy as its agent would: "sidecar reviews-v1.default 127.203.1.1 app=reviews version=v1", with
+// metadata in capitals among the labels.
+func node(t testing.TB, description string) *corev3.Node {
+	t.Helper()
+	words := strings.Fields(description)
+	name, namespace, ok := strings.Cut(words[1], ".")
+	if !ok {
+		t.Fatalf("%q: no namespace", description)
+	}
+	labels := map[string]any{}
+	metadata := map[string]any{"NAME": name, "NAMESPACE": namespace, "INTERCEPTION_MODE": "NONE", "INSTANCE_IPS": words[2]}
+	for _, word := range words[3:] {
+		k, v, _ := strings.Cut(word, "=")
+		if strings.ToUpper(k) == k {
+			metadata[k] = v
+		} else {
+			labels[k] = v
+		}
+	}
+	metadata["LABELS"] = labels
+	if metadata["INTERCEPTION_MODE"] == "NONE" && words[0] == "sidecar" && metadata["APP_ADDRESS"] == nil {
+		metadata["APP_ADDRESS"] = strings.TrimSuffix(words[2], ".1") + ".2"
+	}
+	s, err := structpb.NewStruct(metadata)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &corev3.Node{Cluster: name, Id: strings.Join([]string{words[0], words[2], words[1], namespace + ".svc.cluster.local"}, "~"), Metadata: s}
+}
+
+func proxy(t testing.TB, description string) *translate.Proxy {
+	t.Helper()
+	p, err := translate.ParseProxy(node(t, description), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func addrFrom(b [4]byte) netip.Addr { return netip.AddrFrom4(b) }
+
+func addrPort(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
+
+func sortBy(list []string, rank func(string) string) {
+	slices.SortFunc(list, func(a, b string) int { return strings.Compare(rank(a), rank(b)) })
+}

@@ -1,0 +1,171 @@
+package translate
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// none is the way of a sidecar that nobody redirects traffic to: the workload calls it as its HTTP proxy, or on a
+// listener for one port of one service; others call it on the workload's ports at an address of its own.
+type none struct{}
+
+// defaultHTTPProxyPort is where the HTTP proxy listens when the mesh's configuration does not say.
+const defaultHTTPProxyPort = 15080
+
+func httpProxyAddress(v view) netip.AddrPort {
+	port := v.s.Mesh.GetProxyHttpPort()
+	if port == 0 {
+		port = defaultHTTPProxyPort
+	}
+	return netip.AddrPortFrom(v.p.Address, uint16(port))
+}
+
+func (none) listeners(v view) []*listenerv3.Listener {
+	out := []*listenerv3.Listener{httpProxyListener(v)}
+	taken := map[netip.AddrPort]bool{httpProxyAddress(v): true}
+	for _, u := range v.p.Upstreams {
+		if l := upstreamListener(v, u); l != nil && !taken[u.Listen] {
+			taken[u.Listen] = true
+			out = append(out, l)
+		}
+	}
+	for _, port := range v.inboundPorts() {
+		at := netip.AddrPortFrom(v.p.Address, uint16(port.number))
+		if taken[at] {
+			continue
+		}
+		l := listener(at, corev3.TrafficDirection_INBOUND)
+		v.inboundChains(port).apply(l)
+		out = append(out, l)
+	}
+	return out
+}
+
+func listener(at netip.AddrPort, direction corev3.TrafficDirection) *listenerv3.Listener {
+	return &listenerv3.Listener{Name: listenerName(at), Address: socketAddress(at), TrafficDirection: direction}
+}
+
+func httpProxyListener(v view) *listenerv3.Listener {
+	l := listener(httpProxyAddress(v), corev3.TrafficDirection_OUTBOUND)
+	// The filter has to be there whatever routes there are: it only acts on those to clusters that go by name.
+	filters := append(callerFilters(), forwardByNameFilter())
+	l.FilterChains = []*listenerv3.FilterChain{{
+		Name:    httpProxyRoute,
+		Filters: []*listenerv3.Filter{hcmFilter(v.s.Mesh, hcm{statPrefix: "outbound_http_proxy", rds: httpProxyRoute, filters: filters})},
+	}}
+	return l
+}
+
+// upstreamListener leads to one port of one service; nil when there is no such service, so that callers are refused at
+// once.
+func upstreamListener(v view, u Upstream) *listenerv3.Listener {
+	svc := v.scope.Resolve(u.Host, v.p.Namespace)
+	if svc == nil {
+		return nil
+	}
+	port, ok := svc.Port(u.Port)
+	if !ok {
+		return nil
+	}
+	l := listener(u.Listen, corev3.TrafficDirection_OUTBOUND)
+	cluster := OutboundCluster(svc.Hostname, "", u.Port)
+	filter := tcpProxy(v.s.Mesh, cluster, v.tcpShares(svc, u.Port))
+	if port.Protocol.IsHTTP() {
+		filters := append(callerFilters(), forwardByNameFilter())
+		filter = hcmFilter(v.s.Mesh, hcm{statPrefix: "outbound_" + listenerName(u.Listen), rds: upstreamRoute(svc, u.Port), filters: filters})
+	}
+	l.FilterChains = []*listenerv3.FilterChain{{Name: cluster, Filters: []*listenerv3.Filter{filter}}}
+	return l
+}
+
+func upstreamRoute(svc *registry.Service, port uint32) string {
+	return svc.Hostname + ":" + strconv.FormatUint(uint64(port), 10)
+}
+
+func (none) routeNames(v view) []string {
+	names := []string{httpProxyRoute}
+	seen := map[string]bool{}
+	for _, u := range v.p.Upstreams {
+		svc := v.scope.Resolve(u.Host, v.p.Namespace)
+		if svc == nil {
+			continue
+		}
+		name := upstreamRoute(svc, u.Port)
+		if port, ok := svc.Port(u.Port); ok && port.Protocol.IsHTTP() && !seen[name] {
+			seen[name] = true
+			names = append(names, name)
+		}
+	}
+	return append(names, v.inboundRoutes()...)
+}
+
+func (none) route(v view, name string) (*xds.Resource, error) {
+	if name == httpProxyRoute {
+		return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
+			return &routev3.RouteConfiguration{Name: name, ValidateClusters: boolean(false), VirtualHosts: v.httpProxyHosts()}
+		})
+	}
+	if strings.HasPrefix(name, "inbound|") {
+		return v.inboundRoute(name)
+	}
+	return v.serviceRoute(name)
+}
+
+// serviceRoute is the route configuration "host:port" of a listener that is for one port of a service.
+func (v view) serviceRoute(name string) (*xds.Resource, error) {
+	i := strings.LastIndexByte(name, ':')
+	if i < 0 {
+		return nil, nil
+	}
+	number, err := strconv.ParseUint(name[i+1:], 10, 16)
+	svc := v.scope.Service(name[:i])
+	if err != nil || svc == nil {
+		return nil, nil
+	}
+	if port, ok := svc.Port(uint32(number)); !ok || !port.Protocol.IsHTTP() {
+		return nil, nil
+	}
+	return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
+		r := v.routing(snapshot.MeshGateway, uint32(number))
+		host := &routev3.VirtualHost{Name: name, Domains: []string{"*"}, Routes: r.serviceRoutes(svc)}
+		return &routev3.RouteConfiguration{Name: name, ValidateClusters: boolean(false), VirtualHosts: []*routev3.VirtualHost{host}}
+	})
+}
+
+func (none) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
+	v := newView(s, p)
+	var out []*clusterv3.Cluster
+	for _, port := range v.inboundPorts() {
+		c := inboundCluster(v, port)
+		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
+		c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: c.Name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
+			LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
+				Endpoint: &endpointv3.Endpoint{Address: address(p.AppAddress.String(), port.number)},
+			}}},
+		}}}
+		out = append(out, c)
+	}
+	passthrough := &clusterv3.Cluster{Name: PassthroughCluster, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil)}
+	forwardByName(passthrough)
+	return append(out, passthrough, blackHole(s))
+}
+
+// blackHole has no endpoints.
+func blackHole(s *snapshot.Snapshot) *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name:                 BlackHoleCluster,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		ConnectTimeout:       s.Mesh.GetConnectTimeout(),
+	}
+}

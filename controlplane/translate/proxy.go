@@ -1,0 +1,317 @@
+package translate
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+// Type is what a proxy is for.
+type Type string
+
+// The types of proxies.
+const (
+	// Sidecar serves one workload.
+	Sidecar Type = "sidecar"
+	// Router is a gateway: it serves the Gateways that select it.
+	Router Type = "router"
+)
+
+// Interception is how a sidecar gets its workload's traffic.
+type Interception string
+
+// The interception modes, as in the node's metadata.
+const (
+	// None: the workload calls its sidecar by address, as an HTTP proxy or on listeners of its upstreams.
+	None Interception = "NONE"
+	// Redirect: the kernel redirects connections to the sidecar.
+	Redirect Interception = "REDIRECT"
+)
+
+// Proxy is one Envoy, as its node describes it. Immutable.
+type Proxy struct {
+	ID             string
+	Type           Type
+	Name           string
+	Namespace      string
+	ServiceAccount string
+	Labels         map[string]string
+	// Address is the address that others reach it by.
+	Address netip.Addr
+	// Interception is how a sidecar gets traffic. A router gets it at its own ports; with None it shares its network with
+	// others, and listens on its own address only.
+	Interception Interception
+	// AppAddress is where the workload listens, in mode NONE.
+	AppAddress netip.Addr
+	// Upstreams are addresses on which a sidecar in mode NONE offers one port of a service each.
+	Upstreams []Upstream
+	// Publish says which address a router's port listens on instead of its own.
+	Publish map[uint32]netip.AddrPort
+	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
+	PodPorts map[string]uint32
+}
+
+// Upstream is a listener of a sidecar for one port of a service.
+type Upstream struct {
+	Host   string
+	Port   uint32
+	Listen netip.AddrPort
+}
+
+// metadata is what is read of a node's metadata. All values but LABELS are strings, as the agent's environment has them.
+type metadata struct {
+	Name           string            `json:"NAME"`
+	Namespace      string            `json:"NAMESPACE"`
+	ServiceAccount string            `json:"SERVICE_ACCOUNT"`
+	Labels         map[string]string `json:"LABELS"`
+	InstanceIPs    string            `json:"INSTANCE_IPS"`
+	Interception   string            `json:"INTERCEPTION_MODE"`
+	AppAddress     string            `json:"APP_ADDRESS"`
+	Upstreams      string            `json:"UPSTREAM_LISTENERS"`
+	Publish        string            `json:"PUBLISH"`
+	PodPorts       json.RawMessage   `json:"POD_PORTS"`
+}
+
+// ParseProxy reads a proxy from the node of its first request. identity is the SPIFFE ID that it proved, or empty on a
+// connection that proves none; a node that claims to be someone else is an error, and so is one that asks for what is
+// not offered.
+func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
+	m, err := readMetadata(node.GetMetadata())
+	if err != nil {
+		return nil, fmt.Errorf("node %q: %w", node.GetId(), err)
+	}
+	p, err := parseID(node.GetId())
+	if err != nil {
+		return nil, err
+	}
+	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
+	if m.Name != "" {
+		p.Name = m.Name
+	}
+	if m.Namespace != "" {
+		p.Namespace = m.Namespace
+	}
+	if p.Namespace == "" {
+		return nil, fmt.Errorf("node %q: it has no namespace: the agent sends one as NAMESPACE in the node's metadata", p.ID)
+	}
+	if err := p.checkIdentity(identity); err != nil {
+		return nil, err
+	}
+	if err := p.readAddresses(m); err != nil {
+		return nil, fmt.Errorf("node %q: %w", p.ID, err)
+	}
+	if p.PodPorts, err = parsePodPorts(m.PodPorts); err != nil {
+		return nil, fmt.Errorf("node %q: metadata POD_PORTS: %w", p.ID, err)
+	}
+	return p, nil
+}
+
+func readMetadata(s *structpb.Struct) (metadata, error) {
+	var m metadata
+	data, err := s.MarshalJSON()
+	if err != nil {
+		return m, fmt.Errorf("metadata: %w", err)
+	}
+	// Field by field, for agents send much else, and an odd value of a field that does not matter is no reason to refuse.
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return m, fmt.Errorf("metadata: %w", err)
+	}
+	for name, to := range map[string]any{
+		"NAME": &m.Name, "NAMESPACE": &m.Namespace, "SERVICE_ACCOUNT": &m.ServiceAccount, "LABELS": &m.Labels,
+		"INSTANCE_IPS": &m.InstanceIPs, "INTERCEPTION_MODE": &m.Interception, "APP_ADDRESS": &m.AppAddress,
+		"UPSTREAM_LISTENERS": &m.Upstreams, "PUBLISH": &m.Publish, "POD_PORTS": &m.PodPorts,
+	} {
+		if raw, ok := fields[name]; ok && string(raw) != "null" {
+			if err := json.Unmarshal(raw, to); err != nil {
+				return m, fmt.Errorf("metadata %s: %s is not what is expected there: %w", name, raw, err)
+			}
+		}
+	}
+	return m, nil
+}
+
+// parseID reads "sidecar~127.77.1.1~reviews-v1.default~default.svc.cluster.local".
+func parseID(id string) (*Proxy, error) {
+	parts := strings.Split(id, "~")
+	if len(parts) != 4 {
+		return nil, fmt.Errorf("node id %q has not the form type~address~name.namespace~domain: is this an agent of the mesh?", id)
+	}
+	p := &Proxy{ID: id, Type: Type(parts[0])}
+	if p.Type != Sidecar && p.Type != Router {
+		return nil, fmt.Errorf("node id %q: type %q is not served: use sidecar or router", id, parts[0])
+	}
+	var err error
+	if p.Address, err = netip.ParseAddr(parts[1]); err != nil {
+		return nil, fmt.Errorf("node id %q: %w", id, err)
+	}
+	if i := strings.LastIndexByte(parts[2], '.'); i >= 0 {
+		p.Name, p.Namespace = parts[2][:i], parts[2][i+1:]
+	} else {
+		p.Name = parts[2]
+	}
+	return p, nil
+}
+
+// checkIdentity refuses a proxy that claims another namespace or service account than its identity has: with its
+// configuration goes what that one may see.
+func (p *Proxy) checkIdentity(identity string) error {
+	if identity == "" {
+		return nil
+	}
+	_, path, _ := strings.Cut(strings.TrimPrefix(identity, "spiffe://"), "/")
+	parts := strings.Split(path, "/")
+	if len(parts) != 4 || parts[0] != "ns" || parts[2] != "sa" {
+		return fmt.Errorf("node %q: the caller's identity %q is not spiffe://<trust domain>/ns/<namespace>/sa/<service account>", p.ID, identity)
+	}
+	if parts[1] != p.Namespace {
+		return fmt.Errorf("node %q is of namespace %q, but the caller proved to be %s", p.ID, p.Namespace, identity)
+	}
+	if p.ServiceAccount != "" && parts[3] != p.ServiceAccount {
+		return fmt.Errorf("node %q has service account %q, but the caller proved to be %s", p.ID, p.ServiceAccount, identity)
+	}
+	p.ServiceAccount = parts[3]
+	return nil
+}
+
+func (p *Proxy) readAddresses(m metadata) error {
+	if first, _, _ := strings.Cut(m.InstanceIPs, ","); first != "" {
+		addr, err := netip.ParseAddr(first)
+		if err != nil {
+			return fmt.Errorf("metadata INSTANCE_IPS: %w", err)
+		}
+		p.Address = addr
+	}
+	var err error
+	if p.Publish, err = parsePublish(m.Publish); err != nil {
+		return fmt.Errorf("metadata PUBLISH: %w", err)
+	}
+	if p.Type == Router {
+		p.Interception = Interception(m.Interception)
+		return nil
+	}
+	return p.readInterception(m)
+}
+
+func (p *Proxy) readInterception(m metadata) error {
+	p.Interception = Interception(m.Interception)
+	if p.Interception == "" {
+		p.Interception = Redirect
+	}
+	if captures[p.Interception] == nil {
+		return fmt.Errorf("interception mode %q is not offered: set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT", m.Interception)
+	}
+	if p.Interception != None {
+		return nil
+	}
+	var err error
+	p.AppAddress = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if m.AppAddress != "" {
+		if p.AppAddress, err = netip.ParseAddr(m.AppAddress); err != nil {
+			return fmt.Errorf("metadata APP_ADDRESS: %w", err)
+		}
+	}
+	if p.AppAddress == p.Address {
+		return fmt.Errorf("the workload's address and its sidecar's are the same, %s: set ISTIO_META_APP_ADDRESS to an address of the workload's own", p.Address)
+	}
+	if p.Upstreams, err = parseUpstreams(m.Upstreams); err != nil {
+		return fmt.Errorf("metadata UPSTREAM_LISTENERS: %w", err)
+	}
+	return nil
+}
+
+// parseUpstreams reads "mysql.default.svc.cluster.local:3306=127.77.1.16:3306,…".
+func parseUpstreams(s string) ([]Upstream, error) {
+	var out []Upstream
+	for _, item := range splitList(s) {
+		target, listen, ok := strings.Cut(item, "=")
+		i := strings.LastIndexByte(target, ':')
+		if !ok || i < 0 {
+			return nil, fmt.Errorf("%q has not the form host:port=address:port", item)
+		}
+		port, err := strconv.ParseUint(target[i+1:], 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("%q: port: %w", item, err)
+		}
+		addr, err := netip.ParseAddrPort(listen)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", item, err)
+		}
+		out = append(out, Upstream{Host: target[:i], Port: uint32(port), Listen: addr})
+	}
+	return out, nil
+}
+
+// parsePublish reads "8080=127.0.0.1:8080,…".
+func parsePublish(s string) (map[uint32]netip.AddrPort, error) {
+	out := map[uint32]netip.AddrPort{}
+	for _, item := range splitList(s) {
+		port, listen, ok := strings.Cut(item, "=")
+		if !ok {
+			return nil, fmt.Errorf("%q has not the form port=address:port", item)
+		}
+		number, err := strconv.ParseUint(port, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("%q: port: %w", item, err)
+		}
+		addr, err := netip.ParseAddrPort(listen)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", item, err)
+		}
+		out[uint32(number)] = addr
+	}
+	return out, nil
+}
+
+// parsePodPorts reads [{"name":"http","containerPort":9080}], which comes as JSON or as a string of JSON.
+func parsePodPorts(raw json.RawMessage) (map[string]uint32, error) {
+	if len(raw) == 0 {
+		return nil, nil
+	}
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		raw = json.RawMessage(text)
+	}
+	var ports []struct {
+		Name          string `json:"name"`
+		ContainerPort uint32 `json:"containerPort"`
+	}
+	if len(raw) == 0 {
+		return nil, nil
+	}
+	if err := json.Unmarshal(raw, &ports); err != nil {
+		return nil, err
+	}
+	out := map[string]uint32{}
+	for _, p := range ports {
+		if p.Name != "" {
+			out[p.Name] = p.ContainerPort
+		}
+	}
+	return out, nil
+}
+
+func splitList(s string) []string {
+	var out []string
+	for _, item := range strings.Split(s, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			out = append(out, item)
+		}
+	}
+	return out
+}
+
+// scope is what the proxy sees of the mesh.
+func (p *Proxy) scope(s *snapshot.Snapshot) *snapshot.Scope {
+	if p.Type == Router {
+		return s.GatewayScope(p.Namespace)
+	}
+	return s.Scope(p.Namespace, p.Labels)
+}

@@ -1,0 +1,214 @@
+package translate
+
+import (
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	templatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/path/match/uri_template/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+)
+
+// pattern is a value as policies write them: "value", "prefix*", "*suffix", or "*", which is: any that is not empty.
+type pattern struct {
+	text                     string
+	isPrefix, isSuffix, some bool
+}
+
+func parsePattern(v string) pattern {
+	switch {
+	case v == "*":
+		return pattern{some: true}
+	case strings.HasPrefix(v, "*"):
+		return pattern{text: v[1:], isSuffix: true}
+	case strings.HasSuffix(v, "*"):
+		return pattern{text: v[:len(v)-1], isPrefix: true}
+	}
+	return pattern{text: v}
+}
+
+func (p pattern) matcher() *matcherv3.StringMatcher {
+	switch {
+	case p.some:
+		return regex(".+")
+	case p.isPrefix:
+		return prefix(p.text)
+	case p.isSuffix:
+		return suffix(p.text)
+	}
+	return exact(p.text)
+}
+
+// expression is the pattern as a regular expression in which "any" is what the wildcard stands for.
+func (p pattern) expression(any string) string {
+	switch {
+	case p.some:
+		return any
+	case p.isPrefix:
+		return regexp.QuoteMeta(p.text) + any
+	case p.isSuffix:
+		return any + regexp.QuoteMeta(p.text)
+	}
+	return regexp.QuoteMeta(p.text)
+}
+
+func authenticated(m *matcherv3.StringMatcher) *rbacv3.Principal {
+	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Authenticated_{
+		Authenticated: &rbacv3.Principal_Authenticated{PrincipalName: m},
+	}}
+}
+
+func never() *rbacv3.Principal {
+	return &rbacv3.Principal{Identifier: &rbacv3.Principal_NotId{NotId: andIDs(nil)}}
+}
+
+// principal matches identities without their scheme, "cluster.local/ns/default/sa/reviews". The mesh's own trust domain
+// also goes by its aliases and, as everywhere in Istio, by "cluster.local".
+func (c ruleCompiler) principal(v string) *rbacv3.Principal {
+	domain, rest, ok := strings.Cut(v, "/")
+	own := append([]string{c.trustDomain}, c.aliases...)
+	if !ok || domain != "cluster.local" && !slices.Contains(own, domain) {
+		return c.identity(v)
+	}
+	variants := make([]string, 0, len(own))
+	for _, d := range own {
+		variants = append(variants, d+"/"+rest)
+	}
+	return orIDs(variants, c.identity)
+}
+
+func (c ruleCompiler) identity(v string) *rbacv3.Principal {
+	p := parsePattern(v)
+	switch {
+	case p.some:
+		return authenticated(regex("spiffe://.+"))
+	case p.isSuffix:
+		return authenticated(regex("spiffe://.*" + regexp.QuoteMeta(p.text)))
+	}
+	p.text = "spiffe://" + p.text
+	return authenticated(p.matcher())
+}
+
+func namespacePrincipal(v string) *rbacv3.Principal {
+	return authenticated(regex("spiffe://[^/]+/ns/" + parsePattern(v).expression("[^/]+") + "/.*"))
+}
+
+// serviceAccountPrincipal matches "namespace/account", or "account" of the policy's namespace.
+func (c ruleCompiler) serviceAccountPrincipal(v string) *rbacv3.Principal {
+	namespace, account, ok := strings.Cut(v, "/")
+	if !ok {
+		namespace, account = c.namespace, v
+	}
+	return authenticated(regex("spiffe://[^/]+/ns/" + regexp.QuoteMeta(namespace) + "/sa/" + regexp.QuoteMeta(account)))
+}
+
+func trustDomainPrincipal(v string) *rbacv3.Principal {
+	return authenticated(regex("spiffe://" + parsePattern(v).expression("[^/]*") + "/.*"))
+}
+
+// requestPrincipal matches nothing: no tokens of requests are verified here.
+func requestPrincipal(string) *rbacv3.Principal { return never() }
+
+// cidr reads an address or a block.
+func cidr(v string) *corev3.CidrRange {
+	p, err := netip.ParsePrefix(v)
+	if err != nil {
+		addr, err := netip.ParseAddr(v)
+		if err != nil {
+			return nil
+		}
+		p = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	return &corev3.CidrRange{AddressPrefix: p.Addr().String(), PrefixLen: u32(uint32(p.Bits()))}
+}
+
+func connectionPrincipal(v string) *rbacv3.Principal {
+	if block := cidr(v); block != nil {
+		return &rbacv3.Principal{Identifier: &rbacv3.Principal_DirectRemoteIp{DirectRemoteIp: block}}
+	}
+	return never()
+}
+
+func remotePrincipal(v string) *rbacv3.Principal {
+	if block := cidr(v); block != nil {
+		return &rbacv3.Principal{Identifier: &rbacv3.Principal_RemoteIp{RemoteIp: block}}
+	}
+	return never()
+}
+
+func headerPrincipal(name, v string) *rbacv3.Principal {
+	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Header{Header: headerMatcher(name, v)}}
+}
+
+func headerMatcher(name, v string) *routev3.HeaderMatcher {
+	h := &routev3.HeaderMatcher{Name: name}
+	if p := parsePattern(v); p.some {
+		h.HeaderMatchSpecifier = &routev3.HeaderMatcher_PresentMatch{PresentMatch: true}
+	} else {
+		h.HeaderMatchSpecifier = &routev3.HeaderMatcher_StringMatch{StringMatch: p.matcher()}
+	}
+	return h
+}
+
+func noPermission() *rbacv3.Permission {
+	return &rbacv3.Permission{Rule: &rbacv3.Permission_NotRule{NotRule: andRules(nil)}}
+}
+
+func portPermission(v string) *rbacv3.Permission {
+	n, err := strconv.ParseUint(v, 10, 16)
+	if err != nil {
+		return noPermission()
+	}
+	return &rbacv3.Permission{Rule: &rbacv3.Permission_DestinationPort{DestinationPort: uint32(n)}}
+}
+
+func destinationPermission(v string) *rbacv3.Permission {
+	if block := cidr(v); block != nil {
+		return &rbacv3.Permission{Rule: &rbacv3.Permission_DestinationIp{DestinationIp: block}}
+	}
+	return noPermission()
+}
+
+func sniPermission(v string) *rbacv3.Permission {
+	return &rbacv3.Permission{Rule: &rbacv3.Permission_RequestedServerName{RequestedServerName: parsePattern(v).matcher()}}
+}
+
+func methodPermission(v string) *rbacv3.Permission {
+	return &rbacv3.Permission{Rule: &rbacv3.Permission_Header{Header: headerMatcher(":method", v)}}
+}
+
+// hostPermission matches the Host header without regard to case, and a host without a port at every port: who calls
+// REVIEWS:9080 calls reviews.
+func hostPermission(v string) *rbacv3.Permission {
+	p := parsePattern(v)
+	if p.some {
+		return &rbacv3.Permission{Rule: &rbacv3.Permission_Header{Header: headerMatcher(":authority", "*")}}
+	}
+	expression := "(?i)" + p.expression(".*")
+	if !p.isPrefix && !strings.Contains(p.text, ":") {
+		expression += "(:[0-9]+)?"
+	}
+	return &rbacv3.Permission{Rule: &rbacv3.Permission_Header{Header: &routev3.HeaderMatcher{
+		Name: ":authority", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: regex(expression)},
+	}}}
+}
+
+// pathPermission matches the path without its query: a pattern, or a template with {*} for one segment and {**} for any
+// number of them.
+func pathPermission(v string) *rbacv3.Permission {
+	if strings.Contains(v, "{*}") || strings.Contains(v, "{**}") {
+		template := strings.NewReplacer("{*}", "*", "{**}", "**").Replace(v)
+		return &rbacv3.Permission{Rule: &rbacv3.Permission_UriTemplate{UriTemplate: &corev3.TypedExtensionConfig{
+			Name:        "envoy.path.match.uri_template.uri_template_matcher",
+			TypedConfig: anyOf(&templatev3.UriTemplateMatchConfig{PathTemplate: template}),
+		}}}
+	}
+	return &rbacv3.Permission{Rule: &rbacv3.Permission_UrlPath{UrlPath: &matcherv3.PathMatcher{
+		Rule: &matcherv3.PathMatcher_Path{Path: parsePattern(v).matcher()},
+	}}}
+}

@@ -1,0 +1,210 @@
+package translate
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// redirect is the way of a sidecar that the kernel redirects its workload's connections to: all that go out arrive at one
+// port, all that come in at another, and where they were bound for says what becomes of them.
+type redirect struct{}
+
+// capturedSource is the address that the sidecar calls its workload from: connections from it are not captured again.
+const capturedSource = "127.0.0.6"
+
+func wildcard(port uint32) netip.AddrPort {
+	return netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(port))
+}
+
+func (redirect) listeners(v view) []*listenerv3.Listener {
+	out := outboundListeners(v)
+	return append(out, virtualOutboundListener(v), virtualInboundListener(v))
+}
+
+func captured(name string, port uint32, direction corev3.TrafficDirection) *listenerv3.Listener {
+	return &listenerv3.Listener{Name: name, Address: socketAddress(wildcard(port)), TrafficDirection: direction}
+}
+
+// outboundListeners take over what was captured by where it was bound for: an address of a service and its port, or a
+// port of services that share it and are told apart by the Host header. They bind nothing themselves.
+func outboundListeners(v view) []*listenerv3.Listener {
+	var out []*listenerv3.Listener
+	taken := map[netip.AddrPort]bool{}
+	add := func(at netip.AddrPort, filter *listenerv3.Filter) {
+		if taken[at] {
+			return
+		}
+		taken[at] = true
+		l := listener(at, corev3.TrafficDirection_OUTBOUND)
+		l.BindToPort = boolean(false)
+		l.FilterChains = []*listenerv3.FilterChain{{Name: l.Name, Filters: []*listenerv3.Filter{filter}}}
+		out = append(out, l)
+	}
+	for _, svc := range v.scope.Services {
+		for _, port := range svc.Ports {
+			switch {
+			case port.Protocol == registry.UDP:
+			case port.Protocol.IsHTTP():
+				name := strconv.FormatUint(uint64(port.Number), 10)
+				add(wildcard(port.Number), hcmFilter(v.s.Mesh, hcm{
+					statPrefix: "outbound_" + listenerName(wildcard(port.Number)), rds: name, filters: callerFilters(),
+				}))
+			default:
+				cluster := OutboundCluster(svc.Hostname, "", port.Number)
+				for _, addr := range svc.Addresses {
+					add(netip.AddrPortFrom(addr, uint16(port.Number)), tcpProxy(v.s.Mesh, cluster, v.tcpShares(svc, port.Number)))
+				}
+			}
+		}
+	}
+	return out
+}
+
+func virtualOutboundListener(v view) *listenerv3.Listener {
+	port := uint32(v.s.Mesh.GetProxyListenPort())
+	other := BlackHoleCluster
+	if v.scope.AllowAny {
+		other = PassthroughCluster
+	}
+	l := captured(virtualOutbound, port, corev3.TrafficDirection_OUTBOUND)
+	l.UseOriginalDst = boolean(true)
+	l.FilterChains = []*listenerv3.FilterChain{
+		blackHoleChain(v, "virtualOutbound-trafficloop", port),
+		{Name: "virtualOutbound-catchall-tcp", Filters: []*listenerv3.Filter{tcpProxy(v.s.Mesh, other, toCluster(other))}},
+	}
+	return l
+}
+
+// blackHoleChain ends connections to the capturing port itself, which would go round for ever.
+func blackHoleChain(v view, name string, port uint32) *listenerv3.FilterChain {
+	return &listenerv3.FilterChain{
+		Name:             name,
+		FilterChainMatch: &listenerv3.FilterChainMatch{DestinationPort: u32(port)},
+		Filters:          []*listenerv3.Filter{tcpProxy(v.s.Mesh, BlackHoleCluster, toCluster(BlackHoleCluster))},
+	}
+}
+
+func virtualInboundListener(v view) *listenerv3.Listener {
+	port := uint32(v.s.Mesh.GetProxyInboundListenPort())
+	l := captured(virtualInbound, port, corev3.TrafficDirection_INBOUND)
+	l.ListenerFilters = []*listenerv3.ListenerFilter{
+		listenerFilter("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{}),
+		tlsInspector(),
+	}
+	l.ListenerFiltersTimeout = duration(sniffTimeout)
+	l.ContinueOnListenerFiltersTimeout = true
+	l.FilterChains = []*listenerv3.FilterChain{blackHoleChain(v, "virtualInbound-blackhole", port)}
+	for _, p := range v.inboundPorts() {
+		for _, chain := range v.inboundChains(p).chains {
+			if chain.FilterChainMatch == nil {
+				chain.FilterChainMatch = &listenerv3.FilterChainMatch{}
+			}
+			chain.FilterChainMatch.DestinationPort = u32(p.number)
+			l.FilterChains = append(l.FilterChains, chain)
+		}
+	}
+	l.FilterChains = append(l.FilterChains, unlistedChains(v)...)
+	return l
+}
+
+// unlistedChains are for ports that no service lists. What the mesh's policies say of the workload holds for them too.
+func unlistedChains(v view) []*listenerv3.FilterChain {
+	set := v.inboundChains(inboundPort{number: 0, protocol: registry.TCP})
+	for _, chain := range set.chains {
+		chain.Name = "virtualInbound-catchall-" + chain.Name
+		chain.Filters = append(v.networkRBAC(), tcpProxy(v.s.Mesh, inboundPassthroughCluster, toCluster(inboundPassthroughCluster)))
+	}
+	return set.chains
+}
+
+func (redirect) routeNames(v view) []string {
+	var out []string
+	seen := map[uint32]bool{}
+	for _, svc := range v.scope.Services {
+		for _, port := range svc.Ports {
+			if port.Protocol.IsHTTP() && !seen[port.Number] {
+				seen[port.Number] = true
+				out = append(out, strconv.FormatUint(uint64(port.Number), 10))
+			}
+		}
+	}
+	return append(out, v.inboundRoutes()...)
+}
+
+func (redirect) route(v view, name string) (*xds.Resource, error) {
+	if strings.HasPrefix(name, "inbound|") {
+		return v.inboundRoute(name)
+	}
+	port, err := strconv.ParseUint(name, 10, 16)
+	if err != nil {
+		return nil, nil
+	}
+	return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
+		return &routev3.RouteConfiguration{
+			Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true, VirtualHosts: v.portHosts(uint32(port)),
+		}
+	})
+}
+
+// portHosts are the virtual hosts of the services that have an HTTP port of this number.
+func (v view) portHosts(number uint32) []*routev3.VirtualHost {
+	taken := domains{}
+	full := map[*registry.Service][]string{}
+	var services []*registry.Service
+	for _, svc := range v.scope.Services {
+		if port, ok := svc.Port(number); ok && port.Protocol.IsHTTP() {
+			services = append(services, svc)
+			full[svc] = taken.take(svc.Hostname)
+		}
+	}
+	r := v.routing(snapshot.MeshGateway, number)
+	var hosts []*routev3.VirtualHost
+	for _, svc := range services {
+		names := full[svc]
+		for _, short := range v.shortNames(svc) {
+			names = append(names, taken.take(bracketed(short))...)
+		}
+		if len(names) > 0 {
+			hosts = append(hosts, virtualHost(svc.Hostname, number, names, r.serviceRoutes(svc)))
+		}
+	}
+	if number == 80 {
+		hosts = append(hosts, v.ruleHosts(func(host string) []string { return taken.take(host) }, number)...)
+	}
+	return append(hosts, v.otherHosts())
+}
+
+func (redirect) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
+	v := newView(s, p)
+	var out []*clusterv3.Cluster
+	for _, port := range v.inboundPorts() {
+		c := inboundCluster(v, port)
+		originalDestination(c)
+		c.UpstreamBindConfig = fromCapturedSource()
+		out = append(out, c)
+	}
+	for _, name := range []string{inboundPassthroughCluster, PassthroughCluster} {
+		c := &clusterv3.Cluster{Name: name, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil)}
+		originalDestination(c)
+		out = append(out, c)
+	}
+	out[len(out)-2].UpstreamBindConfig = fromCapturedSource()
+	return append(out, blackHole(s))
+}
+
+func fromCapturedSource() *corev3.BindConfig {
+	return &corev3.BindConfig{SourceAddress: &corev3.SocketAddress{
+		Address: capturedSource, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 0},
+	}}
+}

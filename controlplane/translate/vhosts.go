@@ -1,0 +1,162 @@
+package translate
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// routesKey is all that a sidecar's route configuration depends on. The mesh's configuration is part of the scope.
+type routesKey struct {
+	scope  *snapshot.Scope
+	name   string
+	labels string // those that rules ask for, with their values
+}
+
+// cachedRoutes makes a route configuration once for all proxies that it is the same for.
+func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
+	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels()}
+	return v.s.Cache.Get(key, func() (*xds.Resource, error) { return xds.NewResource(name, build()) })
+}
+
+// askedLabels are the proxy's labels as far as rules ask for the caller's.
+func (v view) askedLabels() string {
+	var b strings.Builder
+	for _, name := range v.scope.SourceLabels {
+		if value, ok := v.p.Labels[name]; ok {
+			fmt.Fprintf(&b, "%q=%q ", name, value)
+		}
+	}
+	return b.String()
+}
+
+// domains gives each domain to the first virtual host that wants it: Envoy refuses all for one that is there twice.
+type domains map[string]bool
+
+func (d domains) take(wanted ...string) []string {
+	var out []string
+	for _, w := range wanted {
+		if key := strings.ToLower(w); !d[key] {
+			d[key] = true
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+// httpProxyHosts are the virtual hosts for a workload that calls its sidecar as an HTTP proxy: requests to all ports of
+// all services arrive in one place, and are told apart by the port in their Host header.
+func (v view) httpProxyHosts() []*routev3.VirtualHost {
+	taken := domains{}
+	full := v.fullNames(taken)
+	var hosts []*routev3.VirtualHost
+	for _, svc := range v.scope.Services {
+		for _, port := range svc.Ports {
+			if !port.Protocol.IsHTTP() {
+				continue
+			}
+			names := append(full[hostPort{svc, port.Number}], taken.take(atPort(v.shortNames(svc), port.Number)...)...)
+			if len(names) == 0 {
+				continue
+			}
+			r := v.routing(snapshot.MeshGateway, port.Number)
+			hosts = append(hosts, virtualHost(svc.Hostname, port.Number, names, r.serviceRoutes(svc)))
+		}
+	}
+	hosts = append(hosts, v.ruleHosts(func(host string) []string { return taken.take(atPort([]string{host}, 80)...) }, 80)...)
+	return append(hosts, v.otherHosts())
+}
+
+type hostPort struct {
+	svc  *registry.Service
+	port uint32
+}
+
+// fullNames gives services their full names before any gets its short ones: no alias may take another's name.
+func (v view) fullNames(taken domains) map[hostPort][]string {
+	out := map[hostPort][]string{}
+	for _, svc := range v.scope.Services {
+		for _, port := range svc.Ports {
+			if port.Protocol.IsHTTP() {
+				out[hostPort{svc, port.Number}] = taken.take(atPort([]string{svc.Hostname}, port.Number)...)
+			}
+		}
+	}
+	return out
+}
+
+// shortNames are the names of a service beside its full one, as the proxy's workload knows them.
+func (v view) shortNames(svc *registry.Service) []string {
+	var out []string
+	if svc.Kubernetes && svc.Namespace == v.p.Namespace {
+		out = append(out, svc.Name)
+	}
+	out = append(out, svc.Aliases...)
+	for _, a := range svc.Addresses {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// atPort gives the forms that names have in a Host header: with the port, and for port 80 without it too.
+func atPort(names []string, port uint32) []string {
+	var out []string
+	for _, name := range names {
+		if port == 80 {
+			out = append(out, bracketed(name))
+		}
+		out = append(out, net.JoinHostPort(name, strconv.FormatUint(uint64(port), 10)))
+	}
+	return out
+}
+
+func bracketed(name string) string {
+	if strings.Contains(name, ":") {
+		return "[" + name + "]"
+	}
+	return name
+}
+
+func virtualHost(host string, port uint32, names []string, routes []*routev3.Route) *routev3.VirtualHost {
+	return &routev3.VirtualHost{Name: fmt.Sprintf("%s:%d", host, port), Domains: names, Routes: routes}
+}
+
+// ruleHosts are the hosts of rules that are no service: such a name exists by its rule alone, on one port. take gives the
+// domains for a host, as far as nobody else has them.
+func (v view) ruleHosts(take func(host string) []string, port uint32) []*routev3.VirtualHost {
+	var out []*routev3.VirtualHost
+	for _, vs := range v.scope.VirtualServices {
+		for _, host := range vs.Hosts {
+			if host == "*" || v.scope.Covers(host) || v.scope.VirtualService(host) != vs {
+				continue
+			}
+			routes := v.routing(snapshot.MeshGateway, port).routes(vs)
+			if len(routes) == 0 {
+				continue
+			}
+			if names := take(host); len(names) > 0 {
+				out = append(out, virtualHost(host, port, names, routes))
+			}
+		}
+	}
+	return out
+}
+
+// otherHosts is what becomes of requests to hosts that the mesh does not know.
+func (v view) otherHosts() *routev3.VirtualHost {
+	route := &routev3.Route{Name: "block_all", Match: everyPath(), Action: unknownHost()}
+	if v.scope.AllowAny {
+		route = &routev3.Route{Name: "allow_any", Match: everyPath(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: PassthroughCluster},
+			Timeout:          duration(0),
+		}}}
+	}
+	return &routev3.VirtualHost{Name: route.Name, Domains: []string{"*"}, Routes: []*routev3.Route{route}}
+}

@@ -1,0 +1,261 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+var errStopping = status.Error(codes.Unavailable, "the control plane is stopping: connect again")
+
+// push is one or several merged changes that a client has not been told of.
+type push struct {
+	state         State
+	version       string
+	change        Change
+	since, queued time.Time
+}
+
+// connection is one client's stream. Its fields below mu are written by the stream's own goroutine only, under mu, so
+// that others can read them for status; that goroutine reads them freely.
+type connection struct {
+	server    *Server
+	wire      wire
+	ctx       context.Context
+	id, node  string
+	peer      Peer
+	proxy     Proxy
+	connected time.Time
+	log       *slog.Logger
+	requests  chan *request
+	recvErr   chan error
+	wake      chan struct{} // has one element when a push is pending
+	calls     chan func()
+	settle    *time.Timer // running while removals wait for a reconnecting client's other requests
+	settling  bool
+	owed      map[string]struct{} // assignments to send as soon as the client asks for any, whatever it says it has
+	nonces    uint64
+	state     State
+	version   string
+
+	pendingMu sync.Mutex
+	pending   *push
+
+	mu      sync.Mutex
+	subs    map[string]*subscription
+	pushing bool
+}
+
+// serve handles one stream from its first request to its end.
+func (s *Server) serve(w wire) error {
+	ctx, cancel := context.WithCancel(w.Context())
+	defer cancel()
+	c := &connection{
+		server: s, wire: w, ctx: ctx, connected: time.Now(), log: s.cfg.Logger,
+		requests: make(chan *request), recvErr: make(chan error, 1), wake: make(chan struct{}, 1), calls: make(chan func()),
+		owed: map[string]struct{}{}, subs: map[string]*subscription{},
+	}
+	identity, err := s.cfg.Identify(ctx)
+	if err != nil {
+		return err
+	}
+	c.peer = Peer{Address: peerAddress(ctx), Identity: identity}
+	go c.receive()
+	select {
+	case <-s.stopping:
+		return errStopping
+	case err := <-c.recvErr:
+		return ended(err)
+	case first := <-c.requests:
+		return c.run(first)
+	}
+}
+
+func peerAddress(ctx context.Context) string {
+	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
+		return p.Addr.String()
+	}
+	return ""
+}
+
+// receive hands requests to the stream's goroutine until the stream ends.
+func (c *connection) receive() {
+	for {
+		r, err := c.wire.recv()
+		if err != nil {
+			c.recvErr <- err
+			return
+		}
+		select {
+		case c.requests <- r:
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+func (c *connection) run(first *request) error {
+	if first.node.GetId() == "" {
+		return status.Error(codes.InvalidArgument, "the first request of a stream has to carry the node with its id")
+	}
+	c.node = first.node.GetId()
+	proxy, err := c.server.cfg.Source.Connect(c.ctx, first.node, c.peer)
+	if err != nil {
+		c.log.Warn("stream refused", "node", c.node, "address", c.peer.Address, "identity", c.peer.Identity, "error", err)
+		return err
+	}
+	c.proxy = proxy
+	if err := c.server.add(c); err != nil {
+		return err
+	}
+	defer c.server.remove(c)
+	c.settle = time.NewTimer(time.Hour)
+	defer c.settle.Stop()
+	c.log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.wire.protocol())
+	err = c.handle(first)
+	if err == nil {
+		err = c.loop()
+	}
+	err = ended(err)
+	c.log.Info("client gone", "after", time.Since(c.connected).Round(time.Millisecond), "error", err)
+	return err
+}
+
+// ended makes nil of the ways in which a client ends a stream.
+func ended(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
+		return nil
+	}
+	return err
+}
+
+// loop handles what comes, requests before pushes: a push on top of an unread request would be sent by old subscriptions.
+func (c *connection) loop() error {
+	for {
+		if err := c.drainRequests(); err != nil {
+			return err
+		}
+		var err error
+		select {
+		case <-c.ctx.Done():
+			return c.ctx.Err()
+		case <-c.server.stopping:
+			return errStopping
+		case err = <-c.recvErr:
+		case r := <-c.requests:
+			err = c.handle(r)
+		case f := <-c.calls:
+			f()
+		case <-c.settle.C:
+			c.settling = false
+			err = c.flushRemovals()
+		case <-c.wake:
+			err = c.handlePush()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (c *connection) drainRequests() error {
+	for {
+		select {
+		case r := <-c.requests:
+			if err := c.handle(r); err != nil {
+				return err
+			}
+		default:
+			return nil
+		}
+	}
+}
+
+func (c *connection) handle(r *request) error {
+	if c.settling {
+		c.settle.Reset(c.server.cfg.Settle)
+	}
+	if c.wire.protocol() == sotwProtocol {
+		return c.handleSotw(r)
+	}
+	return c.handleDelta(r)
+}
+
+// enqueue merges a push into what is pending. It does not block.
+func (c *connection) enqueue(p push) {
+	c.pendingMu.Lock()
+	defer c.pendingMu.Unlock()
+	if c.pending == nil {
+		c.pending = &p
+	} else {
+		c.pending.state, c.pending.version = p.state, p.version
+		c.pending.change = merge(c.pending.change, p.change)
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func merge(a, b Change) Change {
+	if a == nil || b == nil {
+		return nil // nothing is known of what changed
+	}
+	return a.Merge(b)
+}
+
+func (c *connection) takePending() *push {
+	c.pendingMu.Lock()
+	defer c.pendingMu.Unlock()
+	p := c.pending
+	c.pending = nil
+	return p
+}
+
+// do runs f in the stream's goroutine, where the client's state may be read and its Proxy be called.
+func (c *connection) do(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	select {
+	case c.calls <- func() { defer close(done); f() }:
+	case <-ctx.Done():
+		return fmt.Errorf("client %s is busy: %w", c.id, ctx.Err())
+	case <-c.ctx.Done():
+		return fmt.Errorf("client %s is gone", c.id)
+	}
+	<-done
+	return nil
+}
+
+// add makes a connection known, so that it gets pushes from the state on that it starts with.
+func (s *Server) add(c *connection) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.stopped:
+		return errStopping
+	case s.pushes == 0:
+		return status.Error(codes.Unavailable, "the control plane has no configuration yet: connect again")
+	}
+	s.serial++
+	c.id = fmt.Sprintf("%s-%d", c.node, s.serial)
+	c.log = s.cfg.Logger.With("client", c.id)
+	c.state, c.version = s.state, s.version()
+	s.connections[c.id] = c
+	s.metrics.clients.Set(float64(len(s.connections)))
+	return nil
+}
+
+func (s *Server) remove(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.connections, c.id)
+	s.metrics.clients.Set(float64(len(s.connections)))
+}

@@ -1,0 +1,205 @@
+package xds
+
+import (
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// healthReportType is what Istio's agents report with; it has no resources.
+const healthReportType = "type.googleapis.com/istio.v1.HealthInformation"
+
+// served says whether there are resources of the type at all. Of others a client is told that there are none.
+func served(typeURL string) bool { return slices.Contains(Order, typeURL) }
+
+// silent says whether the type is a client's report, which nobody answers.
+func silent(typeURL string) bool { return typeURL == healthReportType }
+
+// impliesWildcard says whether an empty first request of the type asks for all.
+func impliesWildcard(typeURL string) bool { return typeURL == ClusterType || typeURL == ListenerType }
+
+// subscription finds or makes the client's subscription to a type; fresh says that this is its first request. c.mu is held.
+func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool) {
+	sub, ok := c.subs[typeURL]
+	if !ok {
+		sub = newSubscription(typeURL)
+		c.subs[typeURL] = sub
+	}
+	fresh = !sub.asked
+	sub.asked = true
+	return sub, fresh
+}
+
+// answered books a request's ACK or NACK and gives the response that it answers, or nil. c.mu is held.
+func (c *connection) answered(sub *subscription, r *request) *sent {
+	if r.nonce == "" {
+		return nil
+	}
+	b := sub.settle(r.nonce)
+	if b == nil {
+		c.server.metrics.expiredNonces.WithLabelValues(shortType(sub.typeURL)).Inc()
+		return nil
+	}
+	if r.refusal == nil {
+		sub.ack(b)
+		return b
+	}
+	rejection := sub.nack(b, r.refusal.GetMessage())
+	c.server.metrics.rejects.WithLabelValues(shortType(sub.typeURL)).Inc()
+	c.log.Warn("client rejected configuration", "type", shortType(sub.typeURL), "resources", clip(rejection.Resources),
+		"reason", rejection.Reason)
+	return b
+}
+
+// clip shortens a list of names for a log line.
+func clip(names []string) []string {
+	const most = 10
+	if len(names) <= most {
+		return names
+	}
+	return append(slices.Clone(names[:most]), fmt.Sprintf("… and %d more", len(names)-most))
+}
+
+// generate has the client's resources made, while few others do so. An error is booked and logged here.
+func (c *connection) generate(sub *subscription, wildcard bool, names []string) ([]*Resource, error) {
+	if !served(sub.typeURL) || (!wildcard && len(names) == 0) {
+		return nil, nil
+	}
+	select {
+	case c.server.generators <- struct{}{}:
+		defer func() { <-c.server.generators }()
+	case <-c.ctx.Done():
+		return nil, c.ctx.Err()
+	}
+	start := time.Now()
+	resources, err := c.callGenerate(sub.typeURL, wildcard, names)
+	c.server.metrics.generateTime.WithLabelValues(shortType(sub.typeURL)).Observe(time.Since(start).Seconds())
+	c.mu.Lock()
+	sub.failed = err
+	c.mu.Unlock()
+	if err != nil {
+		c.server.metrics.generateErrors.WithLabelValues(shortType(sub.typeURL)).Inc()
+		c.log.Error("cannot generate resources; the client keeps what it has", "type", shortType(sub.typeURL), "error", err)
+	}
+	return resources, err
+}
+
+// callGenerate turns a panic into an error: what breaks one client's configuration must not take the mesh down.
+func (c *connection) callGenerate(typeURL string, wildcard bool, names []string) (resources []*Resource, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("generating %s for %s: panic: %v\n%s", shortType(typeURL), c.node, p, debug.Stack())
+		}
+	}()
+	return c.proxy.Generate(c.state, typeURL, wildcard, names)
+}
+
+// deliver sends resources and removals of one type, and behind clusters their assignments. Without either it sends an
+// empty response if that is wanted.
+func (c *connection) deliver(sub *subscription, resources []*Resource, removed []string, evenEmpty bool) error {
+	if len(resources) == 0 && len(removed) == 0 && !evenEmpty {
+		return nil
+	}
+	for len(resources) > 1 && separate(sub.typeURL) && c.wire.protocol() == deltaProtocol {
+		if err := c.respond(sub, resources[:1], nil); err != nil {
+			return err
+		}
+		resources = resources[1:]
+	}
+	if err := c.respond(sub, resources, removed); err != nil {
+		return err
+	}
+	if sub.typeURL == ClusterType {
+		return c.sendAssignments(resources)
+	}
+	return nil
+}
+
+// separate says whether each resource of the type gets a response of its own. Envoy stops at the first bad
+// RouteConfiguration of a response, and the good ones behind it would be lost.
+func separate(typeURL string) bool { return typeURL == RouteType }
+
+// respond books one response and sends it.
+func (c *connection) respond(sub *subscription, resources []*Resource, removed []string) error {
+	c.nonces++
+	r := &response{
+		typeURL: sub.typeURL, version: c.version, nonce: strconv.FormatUint(c.nonces, 10), resources: resources, removed: removed,
+	}
+	c.mu.Lock()
+	sub.record(r, c.wire.protocol() == sotwProtocol && impliesWildcard(sub.typeURL))
+	c.mu.Unlock()
+	c.server.metrics.pushes.WithLabelValues(shortType(sub.typeURL)).Inc()
+	c.server.metrics.size.WithLabelValues(shortType(sub.typeURL)).Observe(float64(r.size()))
+	return c.send(r)
+}
+
+// send hands a response to gRPC, which blocks while the client does not read. The stream ends when that takes too long,
+// and the send with it.
+func (c *connection) send(r *response) error {
+	sent := make(chan error, 1)
+	go func() { sent <- c.wire.send(r) }()
+	timeout := time.NewTimer(c.server.cfg.SendTimeout)
+	defer timeout.Stop()
+	select {
+	case err := <-sent:
+		return err
+	case <-c.ctx.Done():
+		return c.ctx.Err()
+	case <-c.server.stopping:
+		return errStopping
+	case <-timeout.C:
+		c.server.metrics.sendTimeouts.Inc()
+		return status.Errorf(codes.DeadlineExceeded, "the client read nothing for %v", c.server.cfg.SendTimeout)
+	}
+}
+
+// sendAssignments sends the assignments of clusters that were just sent, changed or not: a cluster warms until an
+// assignment comes behind it on the stream. A client that has not asked for assignments yet gets them when it does.
+func (c *connection) sendAssignments(clusters []*Resource) error {
+	names := map[string]struct{}{}
+	for _, cluster := range clusters {
+		if cluster.Endpoints != "" {
+			names[cluster.Endpoints] = struct{}{}
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	sub, ok := c.subs[EndpointType]
+	if !ok {
+		c.owed = union(c.owed, names)
+		return nil
+	}
+	if c.wire.protocol() == deltaProtocol { // the other one replaces its names with each request
+		c.mu.Lock()
+		sub.names = union(sub.names, names)
+		c.mu.Unlock()
+	}
+	want, err := c.generate(sub, false, mapKeys(names))
+	if err != nil {
+		return nil
+	}
+	return c.deliver(sub, want, nil, false)
+}
+
+// takeOwed adds the assignments that are owed, of those that the client asks for now, to names.
+func (c *connection) takeOwed(sub *subscription, names map[string]struct{}) map[string]struct{} {
+	names = union(names, intersection(c.owed, sub.names))
+	c.owed = map[string]struct{}{}
+	return names
+}
+
+func intersection(a, b map[string]struct{}) map[string]struct{} {
+	both := map[string]struct{}{}
+	for name := range a {
+		if _, ok := b[name]; ok {
+			both[name] = struct{}{}
+		}
+	}
+	return both
+}

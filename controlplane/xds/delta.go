@@ -1,0 +1,154 @@
+package xds
+
+// wildcardName subscribes to all that the server has for the client.
+const wildcardName = "*"
+
+// handleDelta books what a delta request says, and answers what it asks.
+func (c *connection) handleDelta(r *request) error {
+	if silent(r.typeURL) {
+		return nil
+	}
+	c.mu.Lock()
+	sub, fresh := c.subscription(r.typeURL)
+	c.answered(sub, r)
+	a := sub.subscribeDelta(r, fresh)
+	c.mu.Unlock()
+	switch {
+	case fresh:
+		return c.answerFirst(sub, a)
+	case a.empty():
+		return nil
+	}
+	return c.answerMore(sub, a)
+}
+
+// ask is what a request newly asks for.
+type ask struct {
+	names    map[string]struct{} // to be sent, or said not to exist, whatever the client has
+	doubtful map[string]struct{} // dropped by name while all are subscribed: the client cannot know whether it still has them
+	wildcard bool
+	resumed  bool // the client came with what it has
+}
+
+func (a ask) empty() bool { return len(a.names) == 0 && len(a.doubtful) == 0 && !a.wildcard }
+
+// subscribeDelta applies a request's subscriptions.
+func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
+	a := ask{names: map[string]struct{}{}, doubtful: map[string]struct{}{}}
+	if fresh {
+		a.resumed = len(r.initial) > 0
+		for name, version := range r.initial {
+			s.known[name] = version
+		}
+		// An empty first request is the older way to ask for all; later on, emptiness means nothing.
+		s.wildcard = len(r.subscribe) == 0 && impliesWildcard(s.typeURL)
+		a.wildcard = s.wildcard
+	}
+	for _, name := range r.subscribe {
+		if name == wildcardName {
+			a.wildcard = a.wildcard || !s.wildcard
+			s.wildcard = true
+			continue
+		}
+		s.names[name] = struct{}{}
+		if _, has := r.initial[name]; !fresh || !has {
+			a.names[name] = struct{}{}
+		}
+	}
+	for _, name := range r.unsubscribe {
+		if name == wildcardName {
+			a.wildcard = false
+			s.dropWildcard()
+			continue
+		}
+		delete(s.names, name)
+		delete(a.names, name)
+		s.forget(name)
+		if s.wildcard {
+			a.doubtful[name] = struct{}{}
+		}
+	}
+	return a
+}
+
+func (s *subscription) dropWildcard() {
+	s.wildcard = false
+	for name := range s.known {
+		if _, named := s.names[name]; !named {
+			s.forget(name)
+		}
+	}
+}
+
+// answerFirst answers the first request of a type on a stream. A client that comes back with all it should have is left
+// in peace; any other gets an answer, even an empty one, because it waits for it.
+func (c *connection) answerFirst(sub *subscription, a ask) error {
+	forced := a.names
+	if sub.typeURL == EndpointType {
+		forced = c.takeOwed(sub, forced)
+	}
+	want, err := c.generate(sub, sub.wildcard, mapKeys(sub.names))
+	if err != nil {
+		return nil // generate has told everybody; silence is better than an answer that takes resources away
+	}
+	d := sub.diff(want, forced)
+	missing := without(a.names, want)
+	if removedLast(sub.typeURL) {
+		c.removeLater(sub, d.removed)
+		if len(d.removed) > 0 {
+			c.awaitQuiet()
+		}
+		d.removed = nil
+	}
+	removed := append(missing, d.removed...)
+	return c.deliver(sub, d.send, removed, !a.resumed)
+}
+
+// answerMore answers a later request, which subscribes to more.
+func (c *connection) answerMore(sub *subscription, a ask) error {
+	all := a.wildcard || len(a.doubtful) > 0
+	want, err := c.generate(sub, all, mapKeys(a.names))
+	if err != nil {
+		return nil
+	}
+	forced := union(a.names, a.doubtful)
+	missing := without(forced, want)
+	send := sub.diff(want, forced).send
+	if !a.wildcard {
+		send = only(send, forced)
+	}
+	return c.deliver(sub, send, missing, true)
+}
+
+// without gives the names that no resource has, sorted.
+func without(names map[string]struct{}, resources []*Resource) []string {
+	left := make(map[string]struct{}, len(names))
+	for name := range names {
+		left[name] = struct{}{}
+	}
+	for _, r := range resources {
+		delete(left, r.Name)
+	}
+	return mapKeys(left)
+}
+
+func only(resources []*Resource, names map[string]struct{}) []*Resource {
+	var kept []*Resource
+	for _, r := range resources {
+		if _, ok := names[r.Name]; ok {
+			kept = append(kept, r)
+		}
+	}
+	return kept
+}
+
+func union(a, b map[string]struct{}) map[string]struct{} {
+	all := make(map[string]struct{}, len(a)+len(b))
+	for name := range a {
+		all[name] = struct{}{}
+	}
+	for name := range b {
+		all[name] = struct{}{}
+	}
+	return all
+}

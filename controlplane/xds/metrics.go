@@ -1,0 +1,69 @@
+package xds
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics bear istiod's names where it has the same thing, so that its dashboards work.
+type metrics struct {
+	clients                                        prometheus.Gauge
+	sendTimeouts                                   prometheus.Counter
+	queueTime, convergence                         prometheus.Histogram
+	pushes, rejects, expiredNonces, generateErrors *prometheus.CounterVec
+	generateTime, size                             *prometheus.HistogramVec
+}
+
+func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
+	seconds := []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10, 30}
+	m := &metrics{
+		clients: prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilot_xds", Help: "Connected xDS clients."}),
+		sendTimeouts: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_write_timeout",
+			Help: "Streams ended because their client read nothing for too long."}),
+		queueTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_queue_time",
+			Help: "Seconds that a change waited for its client.", Buckets: seconds}),
+		convergence: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_convergence_time",
+			Help: "Seconds from a change to the moment when a client was sent all that it means for it.", Buckets: seconds}),
+		pushes:         counters("pilot_xds_pushes", "Responses sent, by type."),
+		rejects:        counters("pilot_total_xds_rejects", "Responses that clients rejected, by type."),
+		expiredNonces:  counters("pilot_xds_expired_nonce", "Answers to responses that nobody remembers, by type."),
+		generateErrors: counters("pilot_total_xds_internal_errors", "Resources that could not be generated, by type."),
+		generateTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "pilot_xds_push_time",
+			Help: "Seconds to generate the resources of one type for one client.", Buckets: seconds}, []string{"type"}),
+		size: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "pilot_xds_config_size_bytes",
+			Help: "Bytes of resources in a response, by type.", Buckets: []float64{1, 1e3, 1e4, 1e5, 1e6, 4e6, 1e7}}, []string{"type"}),
+	}
+	if registerer == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{m.clients, m.sendTimeouts, m.queueTime, m.convergence, m.pushes, m.rejects,
+		m.expiredNonces, m.generateErrors, m.generateTime, m.size} {
+		if err := registerer.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func counters(name, help string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"type"})
+}
+
+var shortTypes = map[string]string{ClusterType: "cds", EndpointType: "eds", ListenerType: "lds", RouteType: "rds"}
+
+// shortType is a type's name in metrics and logs. What is not served is one label: clients choose the names.
+func shortType(typeURL string) string {
+	if short, ok := shortTypes[typeURL]; ok {
+		return short
+	}
+	return "other"
+}
+
+// ShortType is the name that people use for a type: cds, eds, lds, rds, or the last word of its URL.
+func ShortType(typeURL string) string {
+	if short, ok := shortTypes[typeURL]; ok {
+		return short
+	}
+	return typeURL[strings.LastIndexAny(typeURL, "./")+1:]
+}

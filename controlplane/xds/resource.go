@@ -1,0 +1,98 @@
+// Package xds is the discovery server: it keeps each client's streams, subscriptions and versions, merges pushes, and
+// sends only what differs. It moves resources that others made, and knows nothing of Istio's.
+package xds
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// The type URLs of the resources that are served.
+const (
+	ClusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	EndpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+	ListenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
+	RouteType    = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
+)
+
+// Order is the order in which types are sent when one push touches several: what is referred to goes first.
+var Order = []string{ClusterType, EndpointType, ListenerType, RouteType}
+
+// Resource is one marshalled xDS resource. It is immutable and shared by all connections that are sent it.
+type Resource struct {
+	Name string
+	// Version is a hash of the content: equal content, equal version, on every control plane and after every restart.
+	Version string
+	Body    *anypb.Any
+	// Endpoints is set on a cluster that gets its endpoints by EDS: the name of the assignment that has to follow the
+	// cluster on the same stream each time the cluster is sent, or the cluster stays warming.
+	Endpoints string
+
+	wrapped *discoveryv3.Resource // what delta responses carry: made once, like the body
+}
+
+// NewResource marshals a message deterministically.
+func NewResource(name string, m proto.Message) (*Resource, error) {
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("marshalling %s %q: %w", m.ProtoReflect().Descriptor().FullName(), name, err)
+	}
+	sum := sha256.Sum256(value)
+	r := &Resource{
+		Name:    name,
+		Version: hex.EncodeToString(sum[:12]),
+		Body:    &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName()), Value: value},
+	}
+	r.wrapped = r.wrap()
+	return r, nil
+}
+
+func (r *Resource) wrap() *discoveryv3.Resource {
+	return &discoveryv3.Resource{Name: r.Name, Version: r.Version, Resource: r.Body}
+}
+
+// delta is the resource as a delta response carries it.
+func (r *Resource) delta() *discoveryv3.Resource {
+	if w := r.wrapped; w != nil && w.Name == r.Name && w.Version == r.Version && w.Resource == r.Body {
+		return w
+	}
+	return r.wrap()
+}
+
+// State is one immutable state of the mesh. The server only hands it on.
+type State any
+
+// Change says what differs between the last state a client was told of and the newest.
+type Change interface {
+	// Merge gives the change that covers both; next is the later one.
+	Merge(next Change) Change
+}
+
+// Peer is who is at the other end of a stream.
+type Peer struct {
+	Address string
+	// Identity is the SPIFFE ID that the peer proved by token or certificate; empty on the plaintext port.
+	Identity string
+}
+
+// Source makes resources for clients.
+type Source interface {
+	// Connect is called once a stream, with the node of its first request. An error (a gRPC status) refuses the stream.
+	Connect(ctx context.Context, node *corev3.Node, peer Peer) (Proxy, error)
+}
+
+// Proxy makes the resources of one client. The server calls it from one goroutine at a time.
+type Proxy interface {
+	// Affected gives the types whose resources may differ for this client after the change; none means: nothing to do.
+	Affected(state State, change Change) []string
+	// Generate gives the resources of a type: all that the client should have when wildcard, and besides those that it
+	// names. A name without a resource is left out. The order is free; names are unique.
+	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
+}

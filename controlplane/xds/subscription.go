@@ -1,0 +1,252 @@
+package xds
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// maxOutstanding bounds the responses that are remembered until the client answers them.
+	maxOutstanding = 512
+	// maxParts is how many responses a refused response's resources are spread over when they are sent again.
+	maxParts = 8
+	// unsure is the version of what the client may or may not have: after a NACK only the client knows.
+	unsure = ""
+)
+
+// subscription is what one client wants of one type, and what it has of it.
+type subscription struct {
+	typeURL  string
+	wildcard bool
+	names    map[string]struct{}
+	// asked says that the client's own request was seen; an assignment may be sent behind its cluster before that.
+	asked bool
+	// named says that a state-of-the-world client named resources once: an empty list is then none, and not all.
+	named bool
+	// known is what the client has, by name: the version that was sent and not refused, or that the client came with.
+	known map[string]string
+	// refused is what a client refused and does not have in a version that it accepted since.
+	refused map[string]refusal
+	// removing is what has to be removed once all additions of all types are sent.
+	removing map[string]struct{}
+	// failed is the last error in generating the resources; it is tried again at each push.
+	failed error
+
+	full        []*Resource // the last state-of-the-world response, of a type whose responses are complete
+	outstanding []*sent     // responses without an answer, oldest first
+	last        *sent
+	acked       *sent
+	ackedAt     time.Time
+	rejection   *Rejection // the last one
+}
+
+// sent is a response that was sent.
+type sent struct {
+	nonce, version string
+	at             time.Time
+	versions       map[string]string // by name
+	removed        []string
+}
+
+// refusal is the refused version of a resource.
+type refusal struct {
+	version string
+	// condemned: it was refused in a response of its own, so there is no point in sending that version again.
+	condemned bool
+	// suspect: the client's reason names it.
+	suspect bool
+	by      *Rejection
+}
+
+func newSubscription(typeURL string) *subscription {
+	return &subscription{
+		typeURL: typeURL, names: map[string]struct{}{}, known: map[string]string{}, refused: map[string]refusal{},
+		removing: map[string]struct{}{},
+	}
+}
+
+// difference is what has to be sent for a client to have what it should.
+type difference struct {
+	send []*Resource
+	// again are resources that were refused together with others: one of those may have been the bad one. They go in
+	// parts, and not together with anything new, so that the bad one is found and holds up nothing else.
+	again   [][]*Resource
+	removed []string
+}
+
+// diff compares what the client should have with what it has. Forced names are sent although the client has them.
+func (s *subscription) diff(want []*Resource, forced map[string]struct{}) difference {
+	var d difference
+	var again, suspects []*Resource
+	present := 0
+	for _, r := range want {
+		version, known := s.known[r.Name]
+		if known {
+			present++
+		}
+		_, force := forced[r.Name]
+		refused, wasRefused := s.refused[r.Name]
+		wasRefused = wasRefused && refused.version == r.Version
+		switch {
+		case known && version == r.Version && !force:
+		case !wasRefused || force:
+			d.send = append(d.send, r)
+		case refused.condemned:
+		case refused.suspect:
+			suspects = append(suspects, r)
+		default:
+			again = append(again, r)
+		}
+	}
+	if present < len(s.known) {
+		d.removed = s.absent(want)
+	}
+	d.again = parts(again, maxParts)
+	d.again = append(d.again, parts(suspects, len(suspects))...)
+	return d
+}
+
+// absent gives what the client has and should not, sorted.
+func (s *subscription) absent(want []*Resource) []string {
+	wanted := make(map[string]struct{}, len(want))
+	for _, r := range want {
+		wanted[r.Name] = struct{}{}
+	}
+	var gone []string
+	for name := range s.known {
+		if _, ok := wanted[name]; !ok {
+			gone = append(gone, name)
+		}
+	}
+	slices.Sort(gone)
+	return gone
+}
+
+func parts(resources []*Resource, n int) [][]*Resource {
+	if len(resources) == 0 {
+		return nil
+	}
+	size := (len(resources) + n - 1) / n
+	return slices.Collect(slices.Chunk(resources, size))
+}
+
+// record books a response that is about to be sent; full says that the client drops what is not in it.
+func (s *subscription) record(r *response, full bool) *sent {
+	b := &sent{nonce: r.nonce, version: r.version, at: time.Now(), versions: make(map[string]string, len(r.resources)), removed: r.removed}
+	if full {
+		b.removed = s.absent(r.resources)
+		s.full = r.resources
+	}
+	for _, res := range r.resources {
+		b.versions[res.Name] = res.Version
+		s.known[res.Name] = res.Version
+		if !full {
+			delete(s.removing, res.Name)
+		}
+	}
+	for _, name := range b.removed {
+		s.forget(name)
+	}
+	s.last = b
+	if len(s.outstanding) == maxOutstanding {
+		s.outstanding = slices.Delete(s.outstanding, 0, 1)
+	}
+	s.outstanding = append(s.outstanding, b)
+	return b
+}
+
+// forget strikes out a resource that the client no longer has or wants.
+func (s *subscription) forget(name string) {
+	delete(s.known, name)
+	delete(s.refused, name)
+	delete(s.removing, name)
+}
+
+// settle takes the response with the nonce out of the outstanding ones, or gives nil. Clients answer in order, so what
+// was sent before it will not be answered any more: the client dropped it.
+func (s *subscription) settle(nonce string) *sent {
+	for i, b := range s.outstanding {
+		if b.nonce == nonce {
+			s.outstanding = slices.Delete(s.outstanding, 0, i+1)
+			return b
+		}
+	}
+	return nil
+}
+
+func (s *subscription) ack(b *sent) {
+	s.acked, s.ackedAt = b, time.Now()
+	for name, version := range b.versions {
+		// A newer refusal of the same name is not lifted by the late acknowledgement of an older version.
+		if r, ok := s.refused[name]; ok && (r.version == version || s.known[name] == version) {
+			delete(s.refused, name)
+		}
+	}
+	for _, name := range b.removed {
+		if s.known[name] == unsure { // an earlier answer had cast doubt on it, and nothing was sent since
+			s.forget(name)
+		}
+	}
+}
+
+func (s *subscription) nack(b *sent, reason string) *Rejection {
+	rejection := &Rejection{At: time.Now(), Reason: reason, Nonce: b.nonce, Version: b.version}
+	alone := len(b.versions) == 1
+	for name, version := range b.versions {
+		suspect := alone || mentions(reason, name)
+		if suspect {
+			rejection.Resources = append(rejection.Resources, name)
+		}
+		current, ok := s.known[name]
+		if !ok {
+			continue // it was taken back in the meantime
+		}
+		if current == version {
+			s.known[name] = unsure
+		}
+		s.refused[name] = refusal{version: version, condemned: alone, suspect: suspect, by: rejection}
+	}
+	for _, name := range b.removed {
+		if _, ok := s.known[name]; !ok {
+			s.known[name] = unsure
+		}
+	}
+	rejection.named = len(rejection.Resources) > 0
+	if !rejection.named {
+		rejection.Resources = append(mapKeys(b.versions), b.removed...)
+	}
+	slices.Sort(rejection.Resources)
+	s.rejection = rejection
+	return rejection
+}
+
+// mentions says whether a reason names the resource, as a word of its own.
+func mentions(reason, name string) bool {
+	for from := 0; name != "" && from < len(reason); {
+		i := strings.Index(reason[from:], name)
+		if i < 0 {
+			return false
+		}
+		start, end := from+i, from+i+len(name)
+		if (start == 0 || !partOfName(reason[start-1])) && (end == len(reason) || !partOfName(reason[end])) {
+			return true
+		}
+		from = start + 1
+	}
+	return false
+}
+
+func partOfName(b byte) bool {
+	return b == '_' || b == '-' || b == '|' || b == '/' ||
+		'0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
+}
+
+func mapKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,109 @@
+package xds
+
+import (
+	"context"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// wire is one stream in one of the two protocols.
+type wire interface {
+	Context() context.Context
+	protocol() string
+	recv() (*request, error)
+	send(*response) error
+}
+
+const (
+	deltaProtocol = "delta"
+	sotwProtocol  = "sotw"
+)
+
+// request is a request of either protocol.
+type request struct {
+	node    *corev3.Node
+	typeURL string
+	nonce   string
+	refusal *rpcstatus.Status // set on a NACK
+
+	// Delta only.
+	subscribe, unsubscribe []string
+	initial                map[string]string
+	// State of the world only: all that the client is subscribed to.
+	names []string
+}
+
+// response is a response of either protocol. State of the world has no removals: they show by absence.
+type response struct {
+	typeURL, version, nonce string
+	resources               []*Resource
+	removed                 []string
+}
+
+func (r *response) size() int {
+	n := 0
+	for _, res := range r.resources {
+		n += len(res.Body.GetValue())
+	}
+	return n
+}
+
+type deltaWire struct {
+	discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer
+}
+
+func (deltaWire) protocol() string { return deltaProtocol }
+
+func (w deltaWire) recv() (*request, error) {
+	r, err := w.Recv()
+	if err != nil {
+		return nil, err
+	}
+	return &request{
+		node: r.GetNode(), typeURL: r.GetTypeUrl(), nonce: r.GetResponseNonce(), refusal: r.GetErrorDetail(),
+		subscribe: r.GetResourceNamesSubscribe(), unsubscribe: r.GetResourceNamesUnsubscribe(),
+		initial: r.GetInitialResourceVersions(),
+	}, nil
+}
+
+func (w deltaWire) send(r *response) error {
+	out := &discoveryv3.DeltaDiscoveryResponse{
+		TypeUrl: r.typeURL, SystemVersionInfo: r.version, Nonce: r.nonce, RemovedResources: r.removed,
+		Resources: make([]*discoveryv3.Resource, 0, len(r.resources)),
+	}
+	for _, res := range r.resources {
+		out.Resources = append(out.Resources, res.delta())
+	}
+	return w.Send(out)
+}
+
+type sotwWire struct {
+	discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer
+}
+
+func (sotwWire) protocol() string { return sotwProtocol }
+
+func (w sotwWire) recv() (*request, error) {
+	r, err := w.Recv()
+	if err != nil {
+		return nil, err
+	}
+	return &request{
+		node: r.GetNode(), typeURL: r.GetTypeUrl(), nonce: r.GetResponseNonce(), refusal: r.GetErrorDetail(),
+		names: r.GetResourceNames(),
+	}, nil
+}
+
+func (w sotwWire) send(r *response) error {
+	out := &discoveryv3.DiscoveryResponse{
+		TypeUrl: r.typeURL, VersionInfo: r.version, Nonce: r.nonce,
+		Resources: make([]*anypb.Any, 0, len(r.resources)),
+	}
+	for _, res := range r.resources {
+		out.Resources = append(out.Resources, res.Body)
+	}
+	return w.Send(out)
+}
