@@ -1,0 +1,105 @@
+// Command bench measures pilotfish against what it is made of: the agent against Envoy alone, a request through two
+// sidecars against a direct one and against two Envoys configured by hand. Each comparison is made in one run, the two
+// sides in turn, and told as a ratio, since the machines that it runs on are shared.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// bench is one run of the program.
+type bench struct {
+	bin    string // directory of the project's binaries
+	envoy  string // path of Envoy
+	dir    string // temporary directory
+	rounds int
+	load   time.Duration // length of one load
+}
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	b := &bench{}
+	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
+	only := flag.String("only", "startup,path", "what to measure: startup, path")
+	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
+	flag.StringVar(&b.bin, "bin", "bin", "directory of the project's binaries")
+	flag.IntVar(&b.rounds, "rounds", 7, "how often each side is measured")
+	flag.DurationVar(&b.load, "load", 3*time.Second, "how long each load lasts")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if *serveAt != "" {
+		return serve(ctx, *serveAt)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return err
+	}
+	b.envoy = filepath.Join(cache, "pilotfish", "envoy", *version, "envoy")
+	if b.bin, err = filepath.Abs(b.bin); err != nil {
+		return err
+	}
+	// A short path: unix sockets are in it.
+	if b.dir, err = os.MkdirTemp("", "pfbench"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(b.dir)
+	parts := strings.Split(*only, ",")
+	for name, measure := range map[string]func(context.Context) error{"startup": b.startup, "path": b.path} {
+		if !slices.Contains(parts, name) {
+			continue
+		}
+		if err := measure(ctx); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return ctx.Err()
+}
+
+// start starts a process that ends with the bench. Its output is shown only when it fails.
+func start(dir string, env []string, name string, args ...string) (stop func() error, err error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Env = dir, env
+	output := &strings.Builder{}
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return func() error {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // gone already: Wait tells
+		err := cmd.Wait()
+		if exit := (&exec.ExitError{}); errors.As(err, &exit) && exit.ExitCode() != 143 && exit.ExitCode() != 0 {
+			return fmt.Errorf("%s: %w\n%s", filepath.Base(name), err, output.String())
+		}
+		return nil
+	}, nil
+}
+
+// median of durations; it sorts them.
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+func medianOf(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
+}

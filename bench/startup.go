@@ -1,0 +1,281 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/sds"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
+)
+
+// Where the processes of this measurement live.
+const (
+	planeAddress = "127.70.0.1"
+	proxyAddress = "127.70.1.1"
+	appAddress   = "127.70.1.2"
+)
+
+// pollInterval is how often readiness is asked for. Each question is answered by the thread of Envoy that starts it up,
+// so asking all the time would slow what is measured.
+const pollInterval = 5 * time.Millisecond
+
+const startupConfig = `
+apiVersion: v1
+kind: Service
+metadata: {name: server, namespace: default}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 8080}]
+`
+
+// startup compares exec to ready of agent and Envoy with that of Envoy alone, which gets the same bootstrap and finds
+// configuration and certificate ready on its sockets.
+func (b *bench) startup(ctx context.Context) error {
+	stop, err := b.startPlane(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stop() }() // it only served the measurement
+	var agent, alone, extra []time.Duration
+	var memory []float64
+	for round := range b.rounds + 1 {
+		a, rss, err := b.startAgent(ctx, round == b.rounds)
+		if err != nil {
+			return err
+		}
+		e, err := b.startEnvoy(ctx)
+		if err != nil {
+			return err
+		}
+		if round == 0 { // warms the caches of the file system
+			continue
+		}
+		agent, alone, extra = append(agent, a), append(alone, e), append(extra, a-e)
+		if rss > 0 {
+			memory = append(memory, rss)
+		}
+	}
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	ratio := float64(median(agent)) / float64(median(alone))
+	fmt.Printf("start to ready, medians of %d in turn\n", b.rounds)
+	fmt.Printf("  Envoy alone, same bootstrap, warm xDS and SDS   %6.1f ms\n", ms(median(alone)))
+	fmt.Printf("  agent and Envoy                                 %6.1f ms   x%.2f, +%.1f ms\n", ms(median(agent)), ratio, ms(median(extra)))
+	fmt.Printf("resident memory of the agent, 5 s after ready\n")
+	fmt.Printf("  VmRSS                                           %6.1f MiB\n", medianOf(memory))
+	return nil
+}
+
+func (b *bench) startPlane(ctx context.Context) (stop func() error, err error) {
+	dir := filepath.Join(b.dir, "config")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "service.yaml"), []byte(startupConfig), 0o600); err != nil {
+		return nil, err
+	}
+	stop, err = start(b.dir, os.Environ(), filepath.Join(b.bin, "pilotfish"),
+		"control-plane", "--config-dir", dir, "--state-dir", b.stateDir(), "--address", planeAddress)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := awaitOK(ctx, "http://"+planeAddress+":15014/ready"); err != nil {
+		return nil, fmt.Errorf("control plane: %w: %w", err, stop())
+	}
+	return stop, nil
+}
+
+func (b *bench) stateDir() string { return filepath.Join(b.dir, "state") }
+
+// workDir lays out an agent's working directory.
+func (b *bench) workDir(name string) (string, error) {
+	dir := filepath.Join(b.dir, name)
+	for _, d := range []string{"var/run/secrets/tokens", "var/run/secrets/istio", "etc/istio/proxy"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			return "", err
+		}
+	}
+	token := exec.Command(filepath.Join(b.bin, "pilotfish"), "token", "--state-dir", b.stateDir(), "--out",
+		filepath.Join(dir, "var/run/secrets/tokens/istio-token"))
+	if out, err := token.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("token: %w\n%s", err, out)
+	}
+	root, err := b.root()
+	if err != nil {
+		return "", err
+	}
+	return dir, os.WriteFile(filepath.Join(dir, rootFile), root, 0o600)
+}
+
+const (
+	rootFile  = "var/run/secrets/istio/root-cert.pem"
+	tokenFile = "var/run/secrets/tokens/istio-token"
+)
+
+func (b *bench) root() ([]byte, error) {
+	found, err := filepath.Glob(filepath.Join(b.stateDir(), "authority", "*root*.pem"))
+	if err != nil || len(found) == 0 {
+		return nil, fmt.Errorf("the authority's root is not in %s", b.stateDir())
+	}
+	return os.ReadFile(found[0])
+}
+
+func (b *bench) agentEnv() []string {
+	return []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "ENVOY_PATH=" + b.envoy,
+		"INSTANCE_IP=" + proxyAddress, "PROXY_BIND_ADDRESS=" + proxyAddress,
+		"POD_NAME=server", "POD_NAMESPACE=default", "SERVICE_ACCOUNT=default",
+		"ISTIO_META_INTERCEPTION_MODE=NONE", "ISTIO_META_APP_ADDRESS=" + appAddress,
+		"ISTIO_METAJSON_LABELS={\"app\":\"server\"}", "ECC_SIGNATURE_ALGORITHM=ECDSA",
+		"CA_ADDR=" + planeAddress + ":15012", "PROXY_CONFIG={\"discoveryAddress\":\"" + planeAddress + ":15012\"}",
+	}
+}
+
+// startAgent measures one start of the agent with its Envoy, and, when asked, the agent's memory once it is at rest.
+func (b *bench) startAgent(ctx context.Context, weigh bool) (took time.Duration, rss float64, err error) {
+	dir, err := b.workDir("agent")
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	cmd := exec.Command(filepath.Join(b.bin, "pilotfish-agent"), "proxy", "sidecar")
+	cmd.Dir, cmd.Env = dir, b.agentEnv()
+	log, err := os.Create(filepath.Join(b.dir, "agent.log"))
+	if err != nil {
+		return 0, 0, err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return 0, 0, err
+	}
+	defer func() {
+		_ = cmd.Process.Signal(syscall.SIGINT)
+		quit(proxyAddress)
+		_ = cmd.Wait() // how it ends is not what is measured
+	}()
+	ready, err := awaitOK(ctx, "http://"+proxyAddress+":15020/healthz/ready")
+	if err != nil {
+		text, _ := os.ReadFile(log.Name())
+		return 0, 0, fmt.Errorf("agent: %w\n%s", err, text)
+	}
+	if weigh {
+		time.Sleep(5 * time.Second)
+		if rss, err = residentMiB(cmd.Process.Pid); err != nil {
+			return 0, 0, err
+		}
+	}
+	return ready.Sub(began), rss, nil
+}
+
+// startEnvoy measures one start of Envoy alone, with the bootstrap that the agent left behind.
+func (b *bench) startEnvoy(ctx context.Context) (time.Duration, error) {
+	dir := filepath.Join(b.dir, "agent")
+	ctx, cancel := context.WithCancel(ctx)
+	done, err := serveSockets(ctx, dir)
+	if err != nil {
+		cancel()
+		return 0, err
+	}
+	defer func() { cancel(); done() }()
+	began := time.Now()
+	stop, err := start(dir, os.Environ(), b.envoy, "-c", "etc/istio/proxy/envoy-rev.json", "--disable-hot-restart",
+		"--allow-unknown-static-fields", "-l", "warning")
+	if err != nil {
+		return 0, err
+	}
+	ready, err := awaitOK(ctx, "http://"+proxyAddress+":15000/ready")
+	if stopErr := stop(); err != nil {
+		return 0, fmt.Errorf("Envoy alone: %w: %w", err, stopErr)
+	}
+	return ready.Sub(began), nil
+}
+
+// serveSockets serves, on the sockets of the agent's bootstrap, a relay that is connected and a certificate that is
+// there: all that the agent gives to Envoy, before Envoy starts.
+func serveSockets(ctx context.Context, dir string) (wait func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	tls := xdsproxy.TLS{RootFile: filepath.Join(dir, rootFile), ServerName: "istiod.istio-system.svc"}
+	relay, err := xdsproxy.New(xdsproxy.Config{
+		Socket: filepath.Join(dir, "etc/istio/proxy/XDS"), Upstreams: []string{planeAddress + ":15012"},
+		Server: xdsproxy.Server{TLS: tls, TokenFile: filepath.Join(dir, tokenFile)},
+	})
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	source, err := sds.NewCASource(sds.CAConfig{
+		Address: planeAddress + ":15012", CAServer: sds.CAServer{TLS: tls, TokenFile: filepath.Join(dir, tokenFile)},
+		TrustDomain: "cluster.local", Namespace: "default", ServiceAccount: "default",
+	})
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	secrets, err := sds.New(sds.Config{Socket: filepath.Join(dir, "var/run/secrets/workload-spiffe-uds/socket"), Source: source})
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	ended := make(chan error, 2)
+	go func() { ended <- relay.Run(ctx) }()
+	go func() { ended <- secrets.Run(ctx) }()
+	wait = func() { cancel(); <-ended; <-ended }
+	for deadline := time.Now().Add(5 * time.Second); len(secrets.Certificates()) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			wait()
+			return nil, fmt.Errorf("no certificate within 5 s")
+		}
+	}
+	return wait, nil
+}
+
+// awaitOK polls a URL until it answers 200, and gives the time of that answer.
+func awaitOK(ctx context.Context, url string) (time.Time, error) {
+	client := http.Client{Timeout: time.Second}
+	defer client.CloseIdleConnections()
+	last := ""
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(pollInterval) {
+		response, err := client.Get(url)
+		if err != nil {
+			last = err.Error()
+			continue
+		}
+		response.Body.Close()
+		if response.StatusCode == http.StatusOK {
+			return time.Now(), nil
+		}
+		last = response.Status
+	}
+	return time.Time{}, fmt.Errorf("%s did not answer 200: %s", url, last)
+}
+
+// quit ends an agent without its drain.
+func quit(address string) {
+	client := http.Client{Timeout: time.Second}
+	if response, err := client.Post("http://"+address+":15020/quitquitquit", "", nil); err == nil {
+		response.Body.Close()
+	}
+}
+
+func residentMiB(pid int) (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 64)
+			return kib / 1024, err
+		}
+	}
+	return 0, fmt.Errorf("no VmRSS of process %d", pid)
+}
