@@ -109,7 +109,7 @@ func downwardFile(m map[string]string) []byte {
 
 // inherited are the variables that an agent keeps of the environment that the mesh was started in. Everything else
 // might change what it does: an ISTIO_META_ variable of the user's, for instance.
-var inherited = []string{"PATH", "HOME", "TMPDIR", "LANG", "TZ", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+var inherited = []string{"PATH", "HOME", "XDG_CACHE_HOME", "TMPDIR", "LANG", "TZ", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 
 // agentEnv is the environment of an instance's agent.
 func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
@@ -125,6 +125,10 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		return nil, err
 	}
 	w := i.workload
+	ports, err := podPorts(w)
+	if err != nil {
+		return nil, err
+	}
 	env = append(env,
 		"INSTANCE_IP="+i.Proxy.String(),
 		"HOST_IP="+m.placement.ControlPlane().String(),
@@ -138,11 +142,26 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		"ENVOY_PATH="+m.envoy.Path,
 		"ISTIO_META_WORKLOAD_NAME="+w.Name,
 		"ISTIO_META_OWNER=pilotfish://meshes/"+m.cfg.Topology.Name+"/workloads/"+w.Name,
+		"ISTIO_META_POD_PORTS="+ports,
 		"ISTIO_META_MESH_ID="+m.cfg.Topology.TrustDomain,
 		"ISTIO_META_CLUSTER_ID=Kubernetes",
 		runVariable+"="+m.runID,
 	)
 	return append(env, at.AgentEnv...), nil
+}
+
+// podPorts are the workload's ports as the control plane reads them of a pod, for Services whose targetPort is a name.
+func podPorts(w *Workload) (string, error) {
+	type containerPort struct {
+		Name          string `json:"name"`
+		ContainerPort uint16 `json:"containerPort"`
+	}
+	ports := []containerPort{}
+	for _, p := range w.Ports {
+		ports = append(ports, containerPort{p.Name, p.Port})
+	}
+	out, err := json.Marshal(ports)
+	return string(out), err
 }
 
 // statsPrefixes are what status and the mesh's users read of Envoy's statistics, besides the agent's own selection.

@@ -12,7 +12,7 @@ import (
 )
 
 // shared is a Source whose resources are made once for all clients, as the control plane's are.
-type shared struct{ resources []*Resource }
+type shared struct{}
 
 func (s *shared) Connect(context.Context, *corev3.Node, Peer) (Proxy, error) { return s, nil }
 func (s *shared) Affected(State, Change) []string                            { return []string{cds} }

@@ -97,7 +97,7 @@ func TestResponsesShareTheMarshalledResource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.delta() != r.delta() || r.delta().GetResource() != r.Body {
+	if first, second := r.delta(), r.delta(); first != second || first.GetResource() != r.Body {
 		t.Fatal("the resource is wrapped anew for each response")
 	}
 	renamed := *r

@@ -164,7 +164,7 @@ func TestACheckThatTakesTooLongSaysSo(t *testing.T) {
 }
 
 func TestAFailedRequestUnderLoadIsCounted(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "gone", 503) }))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "gone", http.StatusServiceUnavailable) }))
 	defer server.Close()
 	target := &Target{clients: map[string]*client{}}
 	defer target.closeClients()
