@@ -43,7 +43,7 @@ demo: build ## bring up the book shop: a whole mesh on this machine; Ctrl-C ends
 .PHONY: test
 test: lint build envoy ## everything that has to hold: format, vet, lint, unit and end-to-end tests
 	@echo "== tests"
-	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 12m ./...
+	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 
 .PHONY: lint
 lint: check-tools ## format, vet and static analysis

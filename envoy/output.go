@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -22,6 +23,8 @@ const (
 type output struct {
 	file *os.File
 	done chan struct{}
+
+	mu   sync.Mutex // of tail
 	tail ring
 }
 
@@ -30,7 +33,9 @@ func readOutput(file *os.File, each func(string)) *output {
 	go func() {
 		defer close(o.done)
 		eachLine(file, func(line string) {
+			o.mu.Lock()
 			o.tail.add(line)
+			o.mu.Unlock()
 			if each != nil {
 				each(line)
 			}
@@ -39,11 +44,17 @@ func readOutput(file *os.File, each func(string)) *output {
 	return o
 }
 
-// finish waits for the end of the output and gives the last lines.
+// finish waits for the end of the output and gives the last lines. It does not wait for ever for whoever takes the lines:
+// how Envoy ended has to be told even when its output goes to a pipe that nobody reads.
 func (o *output) finish() []string {
 	_ = o.file.SetReadDeadline(time.Now().Add(outputGrace))
-	<-o.done
+	select {
+	case <-o.done:
+	case <-time.After(2 * outputGrace):
+	}
 	_ = o.file.Close()
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	return o.tail.lines()
 }
 

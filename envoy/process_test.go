@@ -128,11 +128,32 @@ func TestExitCodeAndCrashSignalAreTold(t *testing.T) {
 	}
 }
 
+// onlyFirst sends the first line, and drops what a shell says besides.
+func onlyFirst(to chan<- string) func(string) {
+	var once sync.Once
+	return func(line string) { once.Do(func() { to <- line }) }
+}
+
+func TestTheEndIsToldThoughNobodyTakesTheOutput(t *testing.T) {
+	stuck := make(chan struct{})
+	taking := make(chan struct{})
+	p := start(t, Config{
+		Path:   script(t, t.TempDir(), "envoy", "echo last words; exit 3"),
+		Output: func(string) { close(taking); <-stuck },
+	})
+	<-taking
+	e := p.Exit()
+	if e.ExitCode() != 3 || !slices.Contains(e.Tail, "last words") {
+		t.Errorf("Exit = %+v, want code 3 and its last words", e)
+	}
+	close(stuck)
+}
+
 func TestEnvoyThatExitsOnSIGTERMWithShellsCodeCountsAsStopped(t *testing.T) {
 	ready := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `trap 'kill $!; exit 143' TERM; sleep 600 & echo ready; wait`),
-		Output: func(line string) { ready <- line },
+		Output: onlyFirst(ready),
 	})
 	<-ready
 	if e := p.Stop(within(t, 10*time.Second)); e.Reason != Stopped || e.ExitCode() != 143 {
@@ -144,7 +165,7 @@ func TestEnvoyThatIgnoresSIGTERMIsKilledAtTheDeadlineWithItsChildren(t *testing.
 	lines := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `trap '' TERM; sleep 600 & echo $!; while :; do sleep 600; done`),
-		Output: func(line string) { lines <- line },
+		Output: onlyFirst(lines),
 	})
 	child, err := strconv.Atoi(<-lines)
 	if err != nil {
@@ -161,7 +182,7 @@ func TestWhatEnvoyLeavesBehindIsKilledWhenItEndsByItself(t *testing.T) {
 	lines := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `sleep 600 & echo $!; exit 0`),
-		Output: func(line string) { lines <- line },
+		Output: onlyFirst(lines),
 	})
 	child, err := strconv.Atoi(<-lines)
 	if err != nil {
@@ -175,7 +196,7 @@ func TestOutputHeldByAnEscapedProcessDoesNotHoldUpTheEnd(t *testing.T) {
 	lines := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `setsid sleep 600 & echo $!; exec sleep 600`),
-		Output: func(line string) { lines <- line },
+		Output: onlyFirst(lines),
 	})
 	child, err := strconv.Atoi(<-lines)
 	if err != nil {
@@ -263,7 +284,7 @@ func TestCrashWhileStoppingIsToldAsACrash(t *testing.T) {
 	ready := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `ulimit -c 0; trap 'kill -SEGV $$' TERM; echo ready; sleep 600 & wait`),
-		Output: func(line string) { ready <- line },
+		Output: onlyFirst(ready),
 	})
 	<-ready
 	if e := p.Stop(within(t, 10*time.Second)); e.Reason != Signaled || e.Signal != syscall.SIGSEGV {
