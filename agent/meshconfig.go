@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
 )
 
 func defaultProxyConfig() *meshv1.ProxyConfig {
@@ -47,7 +49,7 @@ func newLayers() *layers {
 }
 
 // readMeshFile reads Istio's MeshConfig; a file that is not there says nothing.
-func readMeshFile(file string) (*meshv1.MeshConfig, document, error) {
+func readMeshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
 	mesh := &meshv1.MeshConfig{}
 	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +58,7 @@ func readMeshFile(file string) (*meshv1.MeshConfig, document, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the mesh configuration: %w", err)
 	}
-	doc, err := parseStrict(string(b), mesh)
+	doc, err := protoyaml.Unmarshal(string(b), mesh)
 	if err != nil {
 		return nil, nil, fmt.Errorf("mesh configuration %s: %w; the fields are those of Istio's MeshConfig", file, err)
 	}
@@ -69,7 +71,7 @@ func (l *layers) addYAML(text, source string) error {
 		return nil
 	}
 	layer := &meshv1.ProxyConfig{}
-	doc, err := parseStrict(text, layer)
+	doc, err := protoyaml.Unmarshal(text, layer)
 	if err != nil {
 		return fmt.Errorf("%s: %w; the fields are those of Istio's ProxyConfig", source, err)
 	}
@@ -79,7 +81,7 @@ func (l *layers) addYAML(text, source string) error {
 
 // add replaces the fields that the document has. The entries of proxyMetadata are merged one by one instead, as in
 // Istio, because each is a setting of its own.
-func (l *layers) add(layer *meshv1.ProxyConfig, doc document, source string) {
+func (l *layers) add(layer *meshv1.ProxyConfig, doc protoyaml.Document, source string) {
 	from, to := layer.ProtoReflect(), l.merged.ProtoReflect()
 	fields := from.Descriptor().Fields()
 	for key := range doc {

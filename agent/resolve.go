@@ -99,7 +99,7 @@ func (r *resolver) proxyConfig() error {
 		return err
 	}
 	r.mesh = mesh
-	if section := doc.section("defaultConfig"); section != nil {
+	if section := doc.Section("defaultConfig"); section != nil {
 		r.layers.add(mesh.GetDefaultConfig(), section, "mesh file "+r.file)
 	}
 	if err := r.layers.addYAML(r.env.vars["PROXY_CONFIG"], sourceProxyConfig); err != nil {

@@ -55,7 +55,7 @@ func readMeshFile(path string) ([]byte, *meshconfig.MeshConfig, error) {
 		return nil, nil, fmt.Errorf("mesh configuration: %w", err)
 	}
 	mesh := &meshconfig.MeshConfig{}
-	if _, err := protoyaml.Unmarshal(text, mesh); err != nil {
+	if _, err := protoyaml.Unmarshal(string(text), mesh); err != nil {
 		return text, nil, fmt.Errorf("mesh configuration %s: %w; the fields are those of Istio's MeshConfig", path, err)
 	}
 	return text, mesh, nil

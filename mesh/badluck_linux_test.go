@@ -259,7 +259,7 @@ func TestARuntimeDirectoryThatCannotBeWrittenIsTold(t *testing.T) {
 func TestAStateDirectoryThatCannotBeWrittenIsTold(t *testing.T) {
 	cfg := testConfig(t, testTopology(t, oneApp))
 	cfg.StateDir = "/proc/pilotfish"
-	if err := runToError(t, cfg); !strings.Contains(err.Error(), "/proc/pilotfish") || !strings.Contains(err.Error(), "certificate authority") {
+	if err := runToError(t, cfg); !strings.Contains(err.Error(), "/proc/pilotfish") || !strings.Contains(err.Error(), "give another state directory") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -288,7 +288,7 @@ func TestAFullFileSystemIsToldWithTheRemedy(t *testing.T) {
 	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
 	cfg := testConfig(t, testTopology(t, oneApp))
 	cfg.RuntimeDir = filepath.Join(dir, "run")
-	if err := runToError(t, cfg); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "free some space") {
+	if err := runToError(t, cfg); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "free space there") {
 		t.Errorf("got %v", err)
 	}
 }

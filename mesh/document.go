@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
 // maxDepth bounds how deep a document may nest; an alias that contains itself would go on for ever.
@@ -184,7 +185,7 @@ func fieldRemedy(name string, fields map[string]func(value)) string {
 		known = append(known, f)
 	}
 	sort.Strings(known)
-	if near := nearest(name, known); near != "" {
+	if near := nearest.Name(name, known); near != "" {
 		return fmt.Sprintf("did you mean %s?", near)
 	}
 	return "the fields here are " + strings.Join(known, ", ")
@@ -283,41 +284,4 @@ func (v value) oneOf(into *string, allowed ...string) {
 	if s != "" {
 		v.problem("use one of "+strings.Join(allowed, ", "), "not known here")
 	}
-}
-
-// nearest is the candidate that is at most two typing mistakes away, or "".
-func nearest(name string, candidates []string) string {
-	best, bestDistance := "", 3
-	for _, c := range candidates {
-		if strings.EqualFold(c, name) {
-			return c
-		}
-		if d := editDistance(name, c); d < bestDistance && d < len(c) {
-			best, bestDistance = c, d
-		}
-	}
-	return best
-}
-
-func editDistance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			change := diagonal
-			if a[i-1] != b[j-1] {
-				change++
-			}
-			diagonal = row[j]
-			row[j] = min(change, row[j]+1, row[j-1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -209,7 +209,7 @@ func (m *Mesh) claimNetwork(context.Context) error {
 func (m *Mesh) openAuthority(context.Context) error {
 	authority, err := ca.Load(m.stateDir(), ca.Options{TrustDomain: m.cfg.Topology.TrustDomain})
 	if err != nil {
-		return fmt.Errorf("opening the certificate authority in %s: %w", m.stateDir(), withRemedy(err))
+		return err // it names the directory and the remedy
 	}
 	m.authority = authority
 	return nil

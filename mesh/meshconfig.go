@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
 // meshConfig reads Istio's mesh configuration.
@@ -122,7 +124,7 @@ func protoRemedy(name string, fields protoreflect.FieldDescriptors) string {
 	for i := range known {
 		known[i] = fields.Get(i).JSONName()
 	}
-	if near := nearest(name, known); near != "" {
+	if near := nearest.Name(name, known); near != "" {
 		return "did you mean " + near + "?"
 	}
 	return "see Istio's reference of MeshConfig for the fields there are"

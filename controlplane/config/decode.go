@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
 // readSpec reads the spec of one of Istio's kinds, strictly: into the API's own types, with all that is wrong with it
@@ -125,7 +127,7 @@ func (w *walk) remedy(name string) string {
 		fd := here.Fields().Get(i)
 		names = append(names, fd.JSONName())
 	}
-	if match := nearest(name, names); match != "" {
+	if match := nearest.Name(name, names); match != "" {
 		return fmt.Sprintf("did you mean %s?", match)
 	}
 	for i := range here.Fields().Len() {
@@ -281,7 +283,7 @@ func (w *walk) enum(n *yaml.Node, ed protoreflect.EnumDescriptor, path string) (
 		names = append(names, string(ed.Values().Get(i).Name()))
 	}
 	remedy := "one of: " + list(names)
-	if match := nearest(n.Value, names); match != "" && n.Value != "" {
+	if match := nearest.Name(n.Value, names); match != "" && n.Value != "" {
 		remedy = fmt.Sprintf("did you mean %s? Allowed are %s", match, list(names))
 	}
 	w.refuse(n, path, n.Value, "not a value of this field", remedy)

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
 // serviceFields are all fields of a Kubernetes Service's spec, of past versions too. Those that readService does not
@@ -66,7 +68,7 @@ func (d *document) oneOf(n *yaml.Node, path string, allowed []string) string {
 	text, ok := d.text(n, path)
 	if ok && !contains(allowed, text) {
 		remedy := "one of: " + list(allowed)
-		if match := nearest(text, allowed); match != "" {
+		if match := nearest.Name(text, allowed); match != "" {
 			remedy = fmt.Sprintf("did you mean %s? Allowed are %s", match, list(allowed))
 		}
 		d.refuse(n, path, text, "not a value of this field", remedy)

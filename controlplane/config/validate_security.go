@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	security "istio.io/api/security/v1beta1"
 	typev1beta1 "istio.io/api/type/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
 func validatePeerAuthentication(s scope, pa *security.PeerAuthentication) {
@@ -236,7 +238,7 @@ func conditionRemedy(key string) string {
 	for _, k := range conditionKeys {
 		names = append(names, strings.TrimRight(k, "[."))
 	}
-	match := nearest(before, names)
+	match := nearest.Name(before, names)
 	if match == "" {
 		return "one of: " + list(names)
 	}

@@ -1,9 +1,10 @@
 package snapshot
 
 import (
-	"slices"
 	"sort"
 	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
 // MatchHost says whether a pattern ("reviews.default.svc.cluster.local", "*.example.com", "*") covers a host, which may
@@ -78,45 +79,12 @@ func exportedTo(exportTo []string, owner, namespace string) bool {
 	return false
 }
 
-// nearest gives the candidate that is closest to what was written, or "" when none is close. Of a host it is the first
+// nearestHost gives the host that is closest to what was written, or "" when none is close. Of a host it is the first
 // part that counts: the rest is long, and the same for many.
-func nearest(written string, candidates []string) string {
+func nearestHost(written string, candidates []string) string {
 	first, _, _ := strings.Cut(written, ".")
-	best, bestDistance := "", 1+max(2, len(first)/3)
 	if len(first) <= 2 {
-		bestDistance = 2
+		return nearest.Within(written, candidates, 1)
 	}
-	for _, c := range candidates {
-		if d := distance(written, c, bestDistance); d < bestDistance {
-			best, bestDistance = c, d
-		}
-	}
-	return best
-}
-
-// distance is the edit distance of two words, or limit when it is not below that.
-func distance(a, b string, limit int) int {
-	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
-		return limit
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := diagonal
-			if a[i-1] != b[j-1] {
-				cost++
-			}
-			diagonal = row[j]
-			row[j] = min(cost, row[j]+1, row[j-1]+1)
-		}
-		if slices.Min(row) >= limit {
-			return limit
-		}
-	}
-	return min(row[len(b)], limit)
+	return nearest.Within(written, candidates, max(2, len(first)/3))
 }

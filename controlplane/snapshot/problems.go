@@ -52,7 +52,7 @@ func (c *checker) nearest(written string, names []string) string {
 		return ""
 	}
 	c.suggestions--
-	return nearest(written, names)
+	return nearestHost(written, names)
 }
 
 func (c *checker) warn(r *config.Resource, field, value, message, remedy string) {

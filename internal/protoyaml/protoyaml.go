@@ -1,53 +1,162 @@
-// Package protoyaml reads YAML strictly into protobuf messages, with errors that name the line.
+// Package protoyaml reads YAML strictly into protobuf messages, with errors that name line, field, value and remedy.
 package protoyaml
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"regexp"
+	"maps"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
-// Unmarshal reads one YAML document into a message, by the rules of protojson, and refuses what the message has no place
-// for. It also gives the document as it was written, since which fields are there matters where they are zero too.
-func Unmarshal(text []byte, into proto.Message) (map[string]any, error) {
+// Document is a message as its author wrote it: which fields are there matters, also where they are zero.
+type Document map[string]any
+
+// Section is the document below a field; nil when there is none.
+func (d Document) Section(name string) Document {
+	s, _ := d[name].(map[string]any)
+	return s
+}
+
+// Unmarshal reads one YAML document into a message of Istio's API, by the rules of protojson, and refuses what the
+// message has no place for. It also gives the document as it was written; nil when it was empty.
+func Unmarshal(text string, into proto.Message) (Document, error) {
 	var doc map[string]any
-	if err := yaml.Unmarshal(text, &doc); err != nil {
+	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
 		return nil, err
+	}
+	if doc == nil {
+		return nil, nil // empty, or comments alone
 	}
 	b, err := json.Marshal(doc)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("a key is not a text: %w", err)
 	}
 	if err := protojson.Unmarshal(b, into); err != nil {
-		return nil, locate(err, string(text))
+		if found := findFault(doc, into.ProtoReflect(), ""); found != nil {
+			err = found.describe(text)
+		}
+		return nil, err
 	}
 	return doc, nil
 }
 
-var (
-	jsonPlace    = regexp.MustCompile(`^proto:\s*(\(line \d+:\d+\): )?`)
-	unknownField = regexp.MustCompile(`unknown field "([^"]+)"`)
-)
+// fault is the field that makes a document unreadable.
+type fault struct {
+	path, key string
+	value     any
+	field     protoreflect.FieldDescriptor // nil when there is no such field
+	known     []string                     // the fields there are, in that case
+}
 
-// locate replaces the place in the JSON, which nobody wrote, by the line of the YAML where it can be told.
-func locate(err error, text string) error {
-	message := strings.ReplaceAll(err.Error(), "\u00a0", " ")
-	message = jsonPlace.ReplaceAllString(message, "")
-	if m := unknownField.FindStringSubmatch(message); m != nil {
-		key := regexp.MustCompile(`["']?\b` + regexp.QuoteMeta(m[1]) + `\b["']?\s*:`)
-		n := 0
-		for line := range strings.Lines(text) {
-			n++
-			if key.MatchString(line) {
-				return fmt.Errorf("line %d: %s", n, message)
+// findFault looks for it field by field, since the decoder tells places in a JSON that nobody wrote.
+func findFault(doc map[string]any, m protoreflect.Message, parent string) *fault {
+	fields := m.Descriptor().Fields()
+	for _, key := range slices.Sorted(maps.Keys(doc)) {
+		f := &fault{path: parent + key, key: key, value: doc[key], field: fields.ByJSONName(key)}
+		if f.field == nil {
+			f.field = fields.ByTextName(key)
+		}
+		if f.field == nil {
+			f.known = fieldNames(fields)
+			return f
+		}
+		if reads(m, key, doc[key]) {
+			continue
+		}
+		inner, nested := doc[key].(map[string]any)
+		if nested && f.field.Message() != nil && !f.field.IsMap() && !f.field.IsList() {
+			if deeper := findFault(inner, m.NewField(f.field).Message(), f.path+"."); deeper != nil {
+				return deeper
 			}
 		}
+		return f
 	}
-	return errors.New(message)
+	return nil
+}
+
+func fieldNames(fields protoreflect.FieldDescriptors) []string {
+	var names []string
+	for i := range fields.Len() {
+		names = append(names, fields.Get(i).JSONName())
+	}
+	return names
+}
+
+// reads says whether a message takes the value for one of its fields.
+func reads(m protoreflect.Message, key string, value any) bool {
+	b, err := json.Marshal(map[string]any{key: value})
+	return err == nil && protojson.Unmarshal(b, m.New().Interface()) == nil
+}
+
+func (f *fault) describe(text string) error {
+	place := ""
+	if n := lineOf(f.key, text); n > 0 && strings.Contains(strings.TrimSpace(text), "\n") {
+		place = fmt.Sprintf("line %d: ", n)
+	}
+	if f.field == nil {
+		if meant := nearest.Name(f.key, f.known); meant != "" {
+			return fmt.Errorf("%s%s: unknown field; did you mean %s?", place, f.path, meant)
+		}
+		return fmt.Errorf("%s%s: unknown field", place, f.path)
+	}
+	return fmt.Errorf("%s%s: %v: %s", place, f.path, f.value, f.wanted())
+}
+
+// wanted says what the field takes.
+func (f *fault) wanted() string {
+	if f.field.IsList() {
+		return "write a list"
+	}
+	switch f.field.Kind() {
+	case protoreflect.BoolKind:
+		return "write true or false"
+	case protoreflect.StringKind:
+		return "write a text, in quotes"
+	case protoreflect.EnumKind:
+		return "write one of " + strings.Join(enumNames(f.field.Enum()), ", ")
+	case protoreflect.MessageKind:
+		return wantedMessage(f.field.Message())
+	}
+	return "write a number that fits"
+}
+
+func wantedMessage(m protoreflect.MessageDescriptor) string {
+	switch m.FullName() {
+	case "google.protobuf.Duration":
+		return "write a duration in seconds, as 5s"
+	case "google.protobuf.BoolValue":
+		return "write true or false"
+	case "google.protobuf.Int32Value", "google.protobuf.UInt32Value", "google.protobuf.Int64Value":
+		return "write a whole number"
+	}
+	return "write an object with the fields of Istio's " + string(m.Name())
+}
+
+func enumNames(e protoreflect.EnumDescriptor) []string {
+	var names []string
+	for i := range e.Values().Len() {
+		names = append(names, string(e.Values().Get(i).Name()))
+	}
+	return names
+}
+
+// lineOf is the first line that has the key, or 0.
+func lineOf(key, text string) int {
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		before, _, found := strings.Cut(line, ":")
+		if found && strings.Trim(before, " \t-{\"'") == key {
+			return n
+		}
+	}
+	return 0
 }
