@@ -37,7 +37,7 @@ envoy: ## install the pinned Envoys (1.40.0 and, for tests, 1.37.0) into the cac
 
 .PHONY: demo
 demo: build ## bring up the book shop: a whole mesh on this machine; Ctrl-C ends it (DEMO_FLAGS are passed on)
-	@[ -n "$${ENVOY_PATH:-}" ] || scripts/envoy.sh $(ENVOY_VERSION)
+	@case '$(DEMO_FLAGS)' in *--envoy-path*) ;; *) [ -n "$${ENVOY_PATH:-}" ] || bin/pilotfish envoy >/dev/null 2>&1 || scripts/envoy.sh $(ENVOY_VERSION);; esac
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test

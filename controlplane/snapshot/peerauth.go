@@ -1,6 +1,9 @@
 package snapshot
 
 import (
+	"maps"
+	"slices"
+
 	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
@@ -68,6 +71,21 @@ func (p *peerAuth) mode(namespace string, labels map[string]string, port uint32)
 		return m
 	}
 	return p.mesh
+}
+
+// ports are those for which the workload's own policy has a mode, sorted.
+func (p *peerAuth) ports(namespace string, labels map[string]string) []uint32 {
+	for _, spec := range p.workload[namespace] {
+		if Selects(spec.GetSelector().GetMatchLabels(), labels) {
+			return slices.Sorted(maps.Keys(spec.GetPortLevelMtls()))
+		}
+	}
+	return nil
+}
+
+// MTLSPorts are the ports of a workload with these labels that a policy names, sorted; services need not list them.
+func (s *Snapshot) MTLSPorts(namespace string, labels map[string]string) []uint32 {
+	return s.peerAuth.ports(namespace, labels)
 }
 
 // MTLSMode is what the port (the workload's, not the service's) of a workload with these labels accepts.

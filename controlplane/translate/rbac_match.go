@@ -94,8 +94,10 @@ func (c ruleCompiler) identity(v string) *rbacv3.Principal {
 	return authenticated(p.matcher())
 }
 
+// namespacePrincipal matches by the namespace in the caller's identity. A prefix matches the bare name too, as in Istio:
+// "prod*" is also prod.
 func namespacePrincipal(v string) *rbacv3.Principal {
-	return authenticated(regex("spiffe://[^/]+/ns/" + parsePattern(v).expression("[^/]+") + "/.*"))
+	return authenticated(regex("spiffe://[^/]+/ns/" + parsePattern(v).expression("[^/]*") + "/.*"))
 }
 
 // serviceAccountPrincipal matches "namespace/account", or "account" of the policy's namespace.

@@ -118,14 +118,36 @@ func virtualInboundListener(v view) *listenerv3.Listener {
 	return l
 }
 
-// unlistedChains are for ports that no service lists. What the mesh's policies say of the workload holds for them too.
+// unlistedChains are for ports that no service lists. What the mesh's policies say of the workload holds for them too:
+// each port that a policy names has chains of its own, and the rest have the catch-all.
 func unlistedChains(v view) []*listenerv3.FilterChain {
-	set := v.inboundChains(inboundPort{number: 0, protocol: registry.TCP})
-	for _, chain := range set.chains {
+	listed := map[uint32]bool{}
+	for _, p := range v.inboundPorts() {
+		listed[p.number] = true
+	}
+	var chains []*listenerv3.FilterChain
+	for _, port := range v.s.MTLSPorts(v.p.Namespace, v.p.Labels) {
+		if !listed[port] {
+			chains = append(chains, passthroughChains(v, port)...)
+		}
+	}
+	return append(chains, passthroughChains(v, 0)...)
+}
+
+// passthroughChains lead to where the connection was going, for one port; 0 is every port without chains of its own.
+func passthroughChains(v view, port uint32) []*listenerv3.FilterChain {
+	chains := v.inboundChains(inboundPort{number: port, protocol: registry.TCP}).chains
+	for _, chain := range chains {
 		chain.Name = "virtualInbound-catchall-" + chain.Name
 		chain.Filters = append(v.networkRBAC(), tcpProxy(v.s.Mesh, inboundPassthroughCluster, toCluster(inboundPassthroughCluster)))
+		if port != 0 {
+			if chain.FilterChainMatch == nil {
+				chain.FilterChainMatch = &listenerv3.FilterChainMatch{}
+			}
+			chain.FilterChainMatch.DestinationPort = u32(port)
+		}
 	}
-	return set.chains
+	return chains
 }
 
 func (redirect) routeNames(v view) []string {

@@ -112,7 +112,7 @@ metadata: {name: some, namespace: back}
 spec:
   selector: {matchLabels: {app: server}}
   rules:
-  - from: [{source: {principals: [cluster.local/ns/front/sa/client], namespaces: [fro*]}}]
+  - from: [{source: {principals: [cluster.local/ns/front/sa/client], namespaces: ["front*"]}}]
     to: [{operation: {methods: [GET], paths: [/x*, "/t/{*}/u"], hosts: [server.back], ports: ["8080"]}}]
 `)
 		w.expect(200, "server", call("/x/y"))

@@ -43,6 +43,9 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 		WaitReady: s.WaitReady, Stop: s.stop,
 	}, report)
 	<-kept.done
+	if len(kept.events) == 0 && s.err != nil { // it never began, so there is nothing to check and nothing to keep
+		return s.err
+	}
 	result := outcome{OK: true, Seconds: time.Since(start).Seconds(), Checks: results}
 	failed := 0
 	for _, r := range results {

@@ -25,8 +25,20 @@ type options struct {
 	logs       string
 }
 
-// endSignals ask for an ordered end.
-var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP}
+// endSignals ask for an ordered end. A hang-up ends it too, unless the user wants it to go on (nohup).
+func endSignals() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
+}
+
+// UsageError says that the command line is wrong.
+type UsageError struct{ error }
+
+// Unwrap gives what is wrong with it.
+func (e UsageError) Unwrap() error { return e.error }
 
 // NewCommand is `pilotfish demo`.
 func NewCommand() *cobra.Command {
@@ -38,7 +50,7 @@ func NewCommand() *cobra.Command {
 sidecar that owns an Envoy, under configuration that is ordinary Istio YAML.
 
 With --check, try out what the mesh promises by real requests, print a table of what was seen, and end with status 0
-when every promise was kept, and 1 when one was not.`,
+when every promise was kept, 1 when one was not or the mesh could not be started, and 2 for wrong flags.`,
 		Example: `  pilotfish demo
   pilotfish demo --check
   pilotfish demo --write shop && pilotfish demo --dir shop`,
@@ -46,7 +58,7 @@ when every promise was kept, and 1 when one was not.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), endSignals...)
+			ctx, stop := signal.NotifyContext(c.Context(), endSignals()...)
 			defer stop()
 			context.AfterFunc(ctx, stop) // a second signal ends the program the hard way
 			return o.run(ctx, c.OutOrStdout())
@@ -71,9 +83,9 @@ when every promise was kept, and 1 when one was not.`,
 func (o options) run(ctx context.Context, out io.Writer) error {
 	switch {
 	case o.output != "" && o.output != "json":
-		return fmt.Errorf("--output %q is not known: use json, or leave it out for text", o.output)
+		return UsageError{fmt.Errorf("--output %q is not known: use json, or leave it out for text", o.output)}
 	case (o.output != "" || o.logs != "") && !o.check:
-		return errors.New("--output and --logs go with --check: the demo itself is for people")
+		return UsageError{errors.New("--output and --logs go with --check: the demo itself is for people")}
 	case o.write != "":
 		return o.writeOut(out)
 	case o.check:

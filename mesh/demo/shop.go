@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -48,6 +49,9 @@ func newShop(o options) (*shop, error) {
 
 func openShop(o options, dir, folder string) (*shop, error) {
 	topology, err := mesh.Load(filepath.Join(dir, topologyFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, UsageError{fmt.Errorf("%w: --dir names a folder that `pilotfish demo --write` made", err)}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ func (s *shop) attend(ctx context.Context) error {
 	}
 	s.cancel(cmp.Or(err, errAsked))
 	again := make(chan os.Signal, 1)
-	signal.Notify(again, endSignals...)
+	signal.Notify(again, endSignals()...)
 	defer signal.Stop(again)
 	select {
 	case <-again:
