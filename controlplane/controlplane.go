@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,7 +34,7 @@ type Config struct {
 	ConfigDirs []string
 	// Stores are read beside the directories.
 	Stores []config.Store
-	// StateDir keeps the certificate authority. Required.
+	// StateDir keeps the certificate authority, and the last good versions of documents that are refused. Required.
 	StateDir string
 	// Address is the IP address to listen on; default 127.0.0.1.
 	Address string
@@ -48,6 +49,10 @@ type Config struct {
 	Debounce    Debounce
 	Logger      *slog.Logger
 }
+
+// lastGoodFile is in the state directory. Its name has no ending: the state directory may be inside a configuration
+// directory, whose .json files are read.
+const lastGoodFile = "last-good"
 
 func (c Config) withDefaults() (Config, error) {
 	if c.StateDir == "" {
@@ -143,7 +148,10 @@ func (s *Server) loadAuthority() (err error) {
 func (s *Server) openStores() (err error) {
 	var stores []config.Store
 	if len(s.cfg.ConfigDirs) > 0 {
-		if s.dirs, err = config.NewDirStore(config.DirConfig{Paths: s.cfg.ConfigDirs, Logger: s.log}); err != nil {
+		s.dirs, err = config.NewDirStore(config.DirConfig{
+			Paths: s.cfg.ConfigDirs, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
+		})
+		if err != nil {
 			return err
 		}
 		stores = append(stores, s.dirs)

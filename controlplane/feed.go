@@ -156,7 +156,7 @@ func (f *feed) tell(problems []config.Problem) {
 	for _, p := range problems {
 		still[p] = true
 		if !f.told[p] {
-			f.log.Warn("configuration", "problem", p.String())
+			f.log.Warn("configuration", config.ProblemAttr, p.String())
 		}
 	}
 	f.told = still

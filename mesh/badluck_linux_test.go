@@ -244,7 +244,7 @@ func TestARuntimeDirectoryThatCannotBeWrittenIsTold(t *testing.T) {
 		"not to be made":      {"/proc/pilotfish", "making the runtime directory"},
 		"open to others":      {open, "only this user can use"},
 		"a file":              {file, "only this user can use"},
-		"too long for socket": {filepath.Join(shortDir(t), strings.Repeat("x", 100)), "too long for a socket"},
+		"too long for socket": {filepath.Join(shortDir(t), strings.Repeat("x", 100)), "--runtime-dir or XDG_RUNTIME_DIR"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := testConfig(t, testTopology(t, oneApp))
@@ -301,7 +301,7 @@ func TestAProgramThatIsNotThereIsTold(t *testing.T) {
 	for command, want := range map[string]string{
 		"./nowhere":            "mend the command's first item",
 		"no-such-program-here": "in PATH",
-		plain:                  "make the file executable",
+		plain:                  "is not executable: make the file executable",
 	} {
 		m := bringUp(t, testConfig(t, testTopology(t, "  workloads:\n  - {name: a, restart: never, command: ["+command+"]}\n")))
 		failed := m.find("the failure", func(e Event) bool { return e.Kind == Failed })

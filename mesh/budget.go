@@ -14,7 +14,7 @@ type budget struct {
 
 const (
 	budgetHalfLife = time.Minute // after which half of the failures are forgotten
-	budgetLimit    = 8.0         // failures in short order that are too many
+	budgetLimit    = 6.5         // what 8 failures of a process that ends at once amount to, with their pauses
 	firstPause     = 200 * time.Millisecond
 	longestPause   = 10 * time.Second
 	forgiveAfter   = 10 * time.Second // a process that ran this long is restarted without delay

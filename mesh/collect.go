@@ -109,13 +109,25 @@ func configStatus(i *Instance, clients []xds.ClientStatus, planeRuns bool) Confi
 	mark := "~" + i.Proxy.String() + "~"
 	for n := len(clients) - 1; n >= 0; n-- {
 		if c := clients[n]; strings.Contains(c.Node, mark) {
-			return clientConfig(c)
+			return i.advise(clientConfig(c))
 		}
 	}
 	if !planeRuns {
 		return ConfigStatus{State: ConfigDisconnected, Reason: "the control plane does not run; the last configuration stays in force"}
 	}
 	return ConfigStatus{State: ConfigDisconnected, Reason: "the proxy is not connected to the control plane"}
+}
+
+// advise adds to what a sidecar rejected what to do about it.
+func (i *Instance) advise(s ConfigStatus) ConfigStatus {
+	for n := range s.Rejected {
+		if i.workload.Type != Gateway {
+			if remedy := i.bindRemedy(s.Rejected[n].Reason); remedy != "" {
+				s.Rejected[n].Remedy = remedy + "; mend that, and bring the mesh up anew"
+			}
+		}
+	}
+	return s
 }
 
 func clientConfig(c xds.ClientStatus) ConfigStatus {
@@ -181,10 +193,11 @@ func (t *rate) read(count float64, now time.Time) {
 	t.count, t.at = count, now
 }
 
-// sampleTraffic counts, in the background, so that status can tell at once.
+// sampleTraffic counts, in the background, so that status can tell at once. While at it, it looks at what proxies rejected.
 func (m *Mesh) sampleTraffic(ctx context.Context) {
 	ticker := time.NewTicker(trafficInterval)
 	defer ticker.Stop()
+	told := map[string]string{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -194,6 +207,7 @@ func (m *Mesh) sampleTraffic(ctx context.Context) {
 		for _, r := range m.snapshotRunners() {
 			r.sample(ctx)
 		}
+		m.tellRejections(told)
 	}
 }
 

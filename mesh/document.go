@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -85,6 +86,15 @@ func (v value) what() string {
 		return "empty"
 	}
 	return "a string"
+}
+
+// broken says whether a problem was found in one of the mapping's fields, so that it cannot be relied on.
+func (v value) broken(field string) bool {
+	path := v.join(field)
+	return slices.ContainsFunc(v.doc.problems, func(p config.Problem) bool {
+		rest, within := strings.CutPrefix(p.Field, path)
+		return within && (rest == "" || rest[0] == '.' || rest[0] == '[')
+	})
 }
 
 // pair is one field of a mapping; key is where its name stands.

@@ -16,6 +16,8 @@ type Exit struct {
 	Signal string `json:"signal,omitempty"`
 	// Problem says why the process could not be started.
 	Problem string `json:"problem,omitempty"`
+	// Remedy says what to do about it, where that can be told.
+	Remedy string `json:"remedy,omitempty"`
 	// Tail are the last lines of its output.
 	Tail []string `json:"tail,omitempty"`
 	// Ran is how long it ran.
@@ -32,6 +34,14 @@ func (e Exit) String() string {
 		return "was ended by " + e.Signal + after
 	}
 	return fmt.Sprintf("exited with status %d%s", e.Code, after)
+}
+
+// withRemedy says it with what to do about it.
+func (e Exit) withRemedy() string {
+	if e.Remedy == "" {
+		return e.String()
+	}
+	return e.String() + " (" + e.Remedy + ")"
 }
 
 // Clean says whether the process ended by itself and well.

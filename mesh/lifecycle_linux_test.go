@@ -265,6 +265,55 @@ func TestATaskThatIsDoneIsReady(t *testing.T) {
 	}
 }
 
+func TestAnApplicationWithoutPortsThatExitsIsNeverReady(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, startupTimeout: 2s, command: ["${PILOTFISH}", say, "3", no licence]}
+`)))
+	err := m.WaitReady(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "a: application exited with status 3") {
+		t.Errorf("WaitReady gives %v", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if slices.ContainsFunc(m.events, func(e Event) bool { return e.Kind == Ready || e.Kind == MeshReady }) {
+		t.Error("it was told to be ready")
+	}
+}
+
+func TestAnApplicationWithoutPortsIsReadyOnceItHasRunForAWhile(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: [sleep, "60"]}
+`)))
+	m.waitReady()
+	if app := m.instance("a").App; time.Since(app.Started) < steadyAfter {
+		t.Errorf("it is ready after %s", time.Since(app.Started))
+	}
+	now := time.Now()
+	for unsteady, want := range map[bool]time.Duration{false: steadyAfter, true: steadyAfterAnEnd} {
+		if got := (ProcessStatus{Started: now, unsteady: unsteady}).unproven(now); got != want {
+			t.Errorf("unsteady %v: it is to run for %s, want %s", unsteady, got, want)
+		}
+	}
+}
+
+func TestAnApplicationThatTakesItsSidecarsPortIsToldItsAddress(t *testing.T) {
+	m := bringUp(t, testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", say, "1", "listen tcp :9080: bind: Address already in use"], `+appPort+`}
+`)))
+	exited := m.find("an exit", func(e Event) bool { return e.Kind == Exited })
+	address := "${APP_ADDRESS}, which is " + m.Instances()[0].App.String()
+	if !strings.Contains(exited.Message, address) || !strings.Contains(exited.Exit.Remedy, address) {
+		t.Errorf("told %q with the remedy %q", exited.Message, exited.Exit.Remedy)
+	}
+	eventually(t, "the reason in the status", func() bool {
+		i := m.instance("a")
+		return len(i.Reasons) > 0 && strings.Contains(i.Reasons[0], "PILOTFISH_APP_ADDRESS")
+	})
+}
+
 func TestAMeshWithoutWorkloadsIsReadyOnceItsControlPlaneIs(t *testing.T) {
 	m := bringUp(t, testConfig(t, testTopology(t, "  workloads: []\n")))
 	m.waitReady()

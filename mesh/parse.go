@@ -2,12 +2,14 @@ package mesh
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -53,20 +55,51 @@ func readTopologyFile(path string) ([]byte, error) {
 // Parse reads the contents of a topology file. It does not look at the disk: whether the files that the topology names
 // exist is for CheckFiles to say.
 func Parse(file string, data []byte) (*Topology, error) {
-	doc := &document{file: file}
-	root, err := rootNode(file, data)
+	doc, t, err := read(file, data)
 	if err != nil {
 		return nil, err
 	}
-	t := doc.topology(value{doc: doc, node: root})
-	if len(doc.problems) == 0 {
-		t.validate()
-	}
-	if len(doc.problems) > 0 {
-		return nil, &InvalidError{File: file, Problems: doc.problems}
+	if err := doc.invalid(); err != nil {
+		return nil, err
 	}
 	t.fillDefaults()
 	return t, nil
+}
+
+// read reads the topology as far as it can be read; what is wrong with it is in the document.
+func read(file string, data []byte) (*document, *Topology, error) {
+	doc := &document{file: file}
+	root, err := rootNode(file, data)
+	if err != nil {
+		return nil, nil, err
+	}
+	t := doc.topology(value{doc: doc, node: root})
+	doc.onlyNews(t.validate)
+	return doc, t, nil
+}
+
+// onlyNews has more checks made, and drops what they find where something is wrong already: the field was not read then,
+// and what they say of it would be wrong.
+func (d *document) onlyNews(check func()) {
+	before := len(d.problems)
+	known := map[config.Position]bool{}
+	for _, p := range d.problems {
+		known[p.At] = true
+	}
+	check()
+	found := d.problems[before:]
+	d.problems = append(d.problems[:before:before], slices.DeleteFunc(found, func(p config.Problem) bool { return known[p.At] })...)
+}
+
+// invalid is the error that lists the document's problems in the order of the file, if there are any.
+func (d *document) invalid() error {
+	if len(d.problems) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(d.problems, func(a, b config.Problem) int {
+		return cmp.Or(cmp.Compare(a.At.Line, b.At.Line), cmp.Compare(a.At.Column, b.At.Column))
+	})
+	return &InvalidError{File: d.file, Problems: d.problems}
 }
 
 var yamlErrorLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
@@ -182,14 +215,15 @@ type fileReference struct {
 // CheckFiles says whether the files and directories that the topology names exist, with the place of each that does not.
 func (t *Topology) CheckFiles() error {
 	doc := &document{file: t.File}
+	t.checkFiles(doc)
+	return doc.invalid()
+}
+
+func (t *Topology) checkFiles(doc *document) {
 	for _, ref := range t.places {
 		if _, err := os.Stat(ref.file); err != nil {
 			ref.doc = doc
 			ref.problem("create it, or mend the path: it starts at the topology file's folder", "%s cannot be read: %v", ref.file, errors.Unwrap(err))
 		}
 	}
-	if len(doc.problems) > 0 {
-		return &InvalidError{File: t.File, Problems: doc.problems}
-	}
-	return nil
 }

@@ -34,10 +34,33 @@ type plane struct {
 const problemInterval = 200 * time.Millisecond
 
 func newPlane(cfg controlplane.Config, events *stream) *plane {
-	cfg.Logger = slog.New(slog.NewTextHandler(&lines{emit: func(line string) {
+	cfg.Logger = slog.New(exceptProblems{slog.NewTextHandler(&lines{emit: func(line string) {
 		events.publish(Event{Kind: Log, Origin: OriginControlPlane, Line: line})
-	}}, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	}}, &slog.HandlerOptions{Level: slog.LevelInfo})})
 	return &plane{cfg: cfg, events: events, known: map[config.Problem]bool{}}
+}
+
+// exceptProblems drops what is logged of the configuration's problems: they are events of their own.
+type exceptProblems struct{ slog.Handler }
+
+func (h exceptProblems) Handle(ctx context.Context, r slog.Record) error {
+	told := false
+	r.Attrs(func(a slog.Attr) bool {
+		told = a.Key == config.ProblemAttr
+		return !told
+	})
+	if told {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h exceptProblems) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return exceptProblems{h.Handler.WithAttrs(attrs)}
+}
+
+func (h exceptProblems) WithGroup(name string) slog.Handler {
+	return exceptProblems{h.Handler.WithGroup(name)}
 }
 
 // start opens the control plane's ports and serves; it returns once clients are served.

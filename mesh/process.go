@@ -101,6 +101,9 @@ func findProgram(c command) (string, error) {
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(c.Dir, path)
 		}
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 == 0 {
+			return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or mend the command's first item", path)
+		}
 		if _, err := exec.LookPath(path); err != nil {
 			return "", fmt.Errorf("%s cannot be run (%w): mend the command's first item, or make the file executable", path, reason(err))
 		}

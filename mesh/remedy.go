@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"syscall"
 )
 
@@ -20,4 +21,17 @@ func withRemedy(err error) error {
 		return fmt.Errorf("%w: make it writable for this user, or choose another place with XDG_RUNTIME_DIR or --state-dir", err)
 	}
 	return err
+}
+
+// bindRemedy is what to do when something says that an address of the instance's proxy is in use: mostly, it is the
+// instance's own application that takes the port at every address; empty when this is not what was said.
+func (i *Instance) bindRemedy(said ...string) string {
+	for _, line := range said {
+		line = strings.ToLower(line)
+		if strings.Contains(line, "address already in use") || strings.Contains(line, "eaddrinuse") || strings.Contains(line, "cannot bind") {
+			return fmt.Sprintf("the application has to listen on ${APP_ADDRESS}, which is %s here and PILOTFISH_APP_ADDRESS in its environment, "+
+				"and not on all addresses: its sidecar listens on the same ports at %s", i.App, i.Proxy)
+		}
+	}
+	return ""
 }

@@ -43,6 +43,7 @@ func (m *Mesh) newRunner(i *Instance) (*runner, error) {
 	r.agent = r.supervise("sidecar", OriginSidecar, RestartAlways, r.agentCommand)
 	if i.workload.Type != Gateway {
 		r.app = r.supervise("application", OriginWorkload, i.workload.Restart, r.appCommand)
+		r.app.remedy = func(e Exit) string { return i.bindRemedy(e.Tail...) }
 	} else {
 		r.agent.what = "gateway"
 	}
@@ -140,21 +141,26 @@ func (r *runner) watch(ctx context.Context, started func()) {
 	release := sync.OnceFunc(started)
 	defer release()
 	for ctx.Err() == nil {
-		reasons, lost := r.look(ctx)
+		seen := r.look(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		interval := startingInterval
 		switch {
-		case len(reasons) == 0:
+		case len(seen.reasons) == 0:
 			if r.setReady() {
 				r.sample(ctx)
 			}
 			release()
 			interval = readyInterval
 		default:
-			r.setNotReady(reasons, lost)
-			if lost || r.noteLate(reasons) {
+			r.setNotReady(seen.reasons, seen.lost)
+			late := r.noteLate(seen.reasons)
+			switch {
+			case seen.unproven > 0: // nothing is left to do but to wait, which others need not wait for
+				release()
+				interval = min(seen.unproven, readyInterval)
+			case seen.lost || late:
 				release()
 				interval = readyInterval
 			}
@@ -167,36 +173,56 @@ func (r *runner) watch(ctx context.Context, started func()) {
 	}
 }
 
-// look says what keeps the instance from being ready, and whether a process of it failed for good.
-func (r *runner) look(ctx context.Context) (reasons []string, failed bool) {
-	reasons, failed = r.lookAtApp(ctx)
-	agent := r.agent.snapshot()
-	if why := agent.why(r.agent.what); why != "" {
-		reasons = append(reasons, why)
-	} else {
-		reasons = append(reasons, r.probe.sidecar(ctx)...)
-	}
-	return reasons, failed || agent.State == ProcessFailed
+// sight is what a look at an instance shows.
+type sight struct {
+	reasons  []string      // that keep it from being ready
+	lost     bool          // a process of it failed for good
+	unproven time.Duration // how long its application, which runs, has to go on for that to count
 }
 
-func (r *runner) lookAtApp(ctx context.Context) (reasons []string, failed bool) {
+func (r *runner) look(ctx context.Context) sight {
+	seen := r.lookAtApp(ctx)
+	agent := r.agent.snapshot()
+	reasons := r.lookAtAgent(ctx, agent)
+	if len(reasons) > 0 {
+		seen.unproven = 0 // there is more to wait for
+	}
+	seen.reasons = append(seen.reasons, reasons...)
+	seen.lost = seen.lost || agent.State == ProcessFailed
+	return seen
+}
+
+func (r *runner) lookAtAgent(ctx context.Context, agent ProcessStatus) []string {
+	if why := agent.why(r.agent.what); why != "" {
+		return []string{why}
+	}
+	return r.probe.sidecar(ctx)
+}
+
+func (r *runner) lookAtApp(ctx context.Context) sight {
 	if r.app == nil {
-		return nil, false
+		return sight{}
 	}
-	app := r.app.snapshot()
-	if app.State == ProcessEnded && len(r.instance.workload.Ports) == 0 {
-		return nil, false // a task that is done
+	app, portless := r.app.snapshot(), len(r.instance.workload.Ports) == 0
+	if app.State == ProcessEnded && portless {
+		return sight{} // a task that is done
 	}
+	seen := sight{lost: r.appLost(app.State)}
 	why := app.why(r.app.what)
-	if why != "" {
+	switch {
+	case why != "":
 		r.probe.forget()
-	} else {
+	case portless:
+		if seen.unproven = app.unproven(time.Now()); seen.unproven > 0 {
+			why = r.app.what + " has not run for long enough yet to count as ready without a port to ask"
+		}
+	default:
 		why = r.probe.application(ctx)
 	}
 	if why != "" {
-		reasons = []string{why}
+		seen.reasons = []string{why}
 	}
-	return reasons, r.appLost(app.State)
+	return seen
 }
 
 // appLost says whether the application has ended for good, and is missed: a task without ports is done then.

@@ -56,7 +56,7 @@ type runtimeDir struct {
 func claimRuntimeDir(base, name string) (*runtimeDir, error) {
 	d := &runtimeDir{path: filepath.Join(base, name), base: base}
 	if socket := filepath.Join(d.path, socketFile); len(socket) > maxSocketPath {
-		return nil, fmt.Errorf("%s is too long for a socket's path (%d characters, at most %d): give the mesh a shorter name, or set XDG_RUNTIME_DIR to a shorter folder", socket, len(socket), maxSocketPath)
+		return nil, fmt.Errorf("%s is too long for a socket's path (%d characters, at most %d): give the mesh a shorter name, or name a shorter folder with --runtime-dir or XDG_RUNTIME_DIR", socket, len(socket), maxSocketPath)
 	}
 	if err := privateDir(base); err != nil {
 		return nil, err

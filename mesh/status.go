@@ -79,6 +79,8 @@ type ProcessStatus struct {
 	Started  time.Time    `json:"started,omitzero"`
 	Restarts int          `json:"restarts"`
 	LastExit *Exit        `json:"lastExit,omitempty"`
+
+	unsteady bool // it ended unasked the last time
 }
 
 // CertificateStatus is the certificate that an instance shows to its peers.
@@ -111,4 +113,6 @@ type Rejection struct {
 	Time      time.Time `json:"time"`
 	Resources []string  `json:"resources,omitempty"`
 	Reason    string    `json:"reason"`
+	// Remedy says what to do about it, where that can be told.
+	Remedy string `json:"remedy,omitempty"`
 }

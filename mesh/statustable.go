@@ -63,7 +63,10 @@ func countProblems(problems []config.Problem) string {
 
 func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
 	mark, app := "✗", "-"
-	if i.Ready {
+	switch {
+	case i.Ready && i.Config.State == ConfigRejected:
+		mark = "!" // it serves what it had before
+	case i.Ready:
 		mark = "✓"
 	}
 	if i.App != nil {
@@ -110,15 +113,30 @@ func (i InstanceStatus) writeNotes(out *strings.Builder) {
 	}
 	if i.App != nil && i.App.LastExit != nil {
 		fmt.Fprintf(out, "  %s: its application last %s\n", i.Name, i.App.LastExit)
+		i.writeTail(out, i.App)
 	}
 	if i.Agent.LastExit != nil {
 		fmt.Fprintf(out, "  %s: its sidecar last %s\n", i.Name, i.Agent.LastExit)
+		i.writeTail(out, &i.Agent)
 	}
 	for _, r := range i.Config.Rejected {
 		fmt.Fprintf(out, "  %s rejected %s %s: %s\n", i.Name, r.Type, strings.Join(r.Resources, ", "), oneLine(r.Reason))
+		if r.Remedy != "" {
+			fmt.Fprintf(out, "    %s\n", oneLine(r.Remedy))
+		}
 	}
 	if i.Config.State != ConfigInSync && i.Config.Reason != "" {
 		fmt.Fprintf(out, "  %s: %s\n", i.Name, oneLine(i.Config.Reason))
+	}
+}
+
+// writeTail shows the last lines of a process that keeps its instance from being ready: they mostly say why.
+func (i InstanceStatus) writeTail(out *strings.Builder, p *ProcessStatus) {
+	if i.Ready || p.LastExit.Clean() {
+		return
+	}
+	for _, line := range p.LastExit.Tail {
+		fmt.Fprintf(out, "    │ %s\n", oneLine(line))
 	}
 }
 

@@ -17,8 +17,10 @@ type supervised struct {
 	rule     RestartRule
 	// command makes what to start, anew for each start.
 	command func() (command, error)
-	ledger  *ledger
-	events  *stream
+	// remedy says what to do about an end of the process, where that can be told; nil: nothing.
+	remedy func(Exit) string
+	ledger *ledger
+	events *stream
 	// changed is told of every start and end.
 	changed chan<- struct{}
 	// kill, once closed, ends processes at once that are being stopped.
@@ -67,12 +69,20 @@ func (s *supervised) once(ctx context.Context) (exit Exit, asked bool) {
 	s.notify()
 	select {
 	case <-p.done:
-		return p.exit, false
+		return s.advised(p.exit), false
 	case <-ctx.Done():
 		return p.stop(s.kill), false
 	case <-s.again:
 		return s.stopSoon(p), true
 	}
+}
+
+// advised is the end of the process with what to do about it.
+func (s *supervised) advised(exit Exit) Exit {
+	if s.remedy != nil && !exit.Clean() {
+		exit.Remedy = s.remedy(exit)
+	}
+	return exit
 }
 
 // stopSoon stops a process that is started again, with a deadline of its own.
@@ -106,6 +116,9 @@ func (s *supervised) start() (*process, error) {
 
 // next decides what follows the process's end, waits as long as it has to, and says whether to start it again.
 func (s *supervised) next(ctx context.Context, exit Exit, asked bool) bool {
+	s.mu.Lock()
+	s.status.unsteady = !asked
+	s.mu.Unlock()
 	if asked {
 		s.set(ProcessWaiting, &exit)
 		s.tell(Restarting, nil, s.what+" is restarted as asked")
@@ -113,7 +126,7 @@ func (s *supervised) next(ctx context.Context, exit Exit, asked bool) bool {
 	}
 	if !s.wanted(exit) {
 		state, kind := ProcessEnded, Exited
-		message := fmt.Sprintf("%s %s; its restart rule is %q", s.what, exit, s.rule)
+		message := fmt.Sprintf("%s %s; its restart rule is %q", s.what, exit.withRemedy(), s.rule)
 		if !exit.Clean() {
 			state, kind = ProcessFailed, Failed
 		}
@@ -126,11 +139,11 @@ func (s *supervised) next(ctx context.Context, exit Exit, asked bool) bool {
 	s.mu.Unlock()
 	if !again {
 		s.set(ProcessFailed, &exit)
-		s.tell(Failed, &exit, fmt.Sprintf("%s %s; it ended too often in a short time and is not started again: mend it, then `pilotfish restart %s`", s.what, exit, s.instance))
+		s.tell(Failed, &exit, fmt.Sprintf("%s %s; it ended too often in a short time and is not started again: mend it, then `pilotfish restart %s`", s.what, exit.withRemedy(), s.instance))
 		return s.waitForAsk(ctx)
 	}
 	s.set(ProcessBackOff, &exit)
-	s.tell(Exited, &exit, fmt.Sprintf("%s %s; starting it again in %s", s.what, exit, roundDuration(pause)))
+	s.tell(Exited, &exit, fmt.Sprintf("%s %s; starting it again in %s", s.what, exit.withRemedy(), roundDuration(pause)))
 	select {
 	case <-time.After(pause):
 	case <-s.again:
@@ -191,6 +204,22 @@ func (s *supervised) tell(kind EventKind, exit *Exit, message string) {
 	s.events.publish(Event{Kind: kind, Instance: s.instance, Origin: s.origin, Message: message, Exit: exit})
 }
 
+// How long an application without ports has to run before it counts as ready: nothing else tells that it works. After
+// an end that nobody asked for it is believed less easily.
+const (
+	steadyAfter      = time.Second
+	steadyAfterAnEnd = 5 * time.Second
+)
+
+// unproven is how much longer the process has to run before that alone tells that it works; 0 when it has.
+func (s ProcessStatus) unproven(now time.Time) time.Duration {
+	need := steadyAfter
+	if s.unsteady {
+		need = steadyAfterAnEnd
+	}
+	return max(0, need-now.Sub(s.Started))
+}
+
 // why says why the process keeps its instance from being ready; empty when it does not.
 func (s ProcessStatus) why(what string) string {
 	switch s.State {
@@ -199,9 +228,9 @@ func (s ProcessStatus) why(what string) string {
 	case ProcessWaiting, "":
 		return what + " is not started yet"
 	case ProcessBackOff:
-		return fmt.Sprintf("%s %s, and will be started again", what, s.LastExit)
+		return fmt.Sprintf("%s %s, and will be started again", what, s.LastExit.withRemedy())
 	}
-	reason := fmt.Sprintf("%s %s, and is not started again", what, s.LastExit)
+	reason := fmt.Sprintf("%s %s, and is not started again", what, s.LastExit.withRemedy())
 	if tail := s.LastExit.Tail; len(tail) > 0 {
 		reason += ": " + strings.TrimSpace(tail[len(tail)-1])
 	}

@@ -113,11 +113,16 @@ func Load(path string) (*Topology, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := Parse(path, data)
+	doc, t, err := read(path, data)
 	if err != nil {
 		return nil, err
 	}
-	return t, t.CheckFiles()
+	t.checkFiles(doc)
+	if err := doc.invalid(); err != nil {
+		return nil, err
+	}
+	t.fillDefaults()
+	return t, nil
 }
 
 // baseDir is the folder that the file's relative paths start at.

@@ -173,6 +173,56 @@ func TestAllProblemsOfATopologyAreToldAtOnce(t *testing.T) {
 	}
 }
 
+func TestWhatSpansFieldsIsToldBesideWhatIsWrongInOne(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "mesh.yaml")
+	spec := `spec:
+  config: nowhere
+  workloads:
+  - {name: a, command: [x], replicas: many}
+  - {name: a, command: [x, "${NOPE}"]}
+  - {name: b, command: x, env: {A: 1, B: "${NOT_THIS}"}}
+  - {name: c, nonsense: 1, command: [x, "${PORT_WEB}"], ports: [{port: 0, name: web}, {port: 0, name: "1 2"}]}
+  - {command: [x]}
+  - {command: [x], readiness: {httpGet: {port: 9}}, ports: 9}
+  - {name: d, type: gate, ports: [{port: 80, publish: 8080}], upstreams: [{host: A_B, port: 1}, {host: C_D, port: 2}]}
+`
+	if err := os.WriteFile(file, []byte(head+spec), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Load(file)
+	var invalid *InvalidError
+	if !errors.As(err, &invalid) {
+		t.Fatalf("got %v", err)
+	}
+	var got []string
+	for _, p := range invalid.Problems {
+		got = append(got, p.Field+": "+p.Message)
+	}
+	want := []string{
+		"spec.config: " + filepath.Join(filepath.Dir(file), "nowhere") + " cannot be read: no such file or directory",
+		"spec.workloads[0].replicas: a whole number is wanted here, this is a string",
+		"spec.workloads[1].name: a workload of this name stands already at " + file + ":8:5",
+		`spec.workloads[1].command[1]: there is no variable "NOPE"`,
+		"spec.workloads[2].command: a list is wanted here, this is a string",
+		"spec.workloads[2].env.A: a string is wanted here, this is a number",
+		`spec.workloads[2].env.B: there is no variable "NOT_THIS"`,
+		"spec.workloads[3].nonsense: unknown field",
+		"spec.workloads[3].ports[0].port: must be from 1 to 65535",
+		"spec.workloads[3].ports[1].port: must be from 1 to 65535",
+		"spec.workloads[3].ports[1].name: not a name",
+		"spec.workloads[4].name: the field is missing",
+		"spec.workloads[5].name: the field is missing",
+		"spec.workloads[5].ports: a list is wanted here, this is a number",
+		"spec.workloads[6].command: the field is missing",
+		"spec.workloads[6].type: not known here",
+		"spec.workloads[6].upstreams[0].host: not a name",
+		"spec.workloads[6].upstreams[1].host: not a name",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+}
+
 func TestMissingFilesOfATopologyAreToldWithTheirPlace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	if err := os.WriteFile(file, []byte(head+"spec:\n  config: nowhere\n  workloads: []\n"), 0o600); err != nil {

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 func TestOutputIsCutIntoLinesOfBoundedLength(t *testing.T) {
@@ -45,6 +48,28 @@ func TestRestartsWaitLongerAndLongerAndEnd(t *testing.T) {
 	}
 	if !slices.IsSorted(pauses) || pauses[0] != firstPause || len(pauses) < 5 {
 		t.Errorf("the pauses are %v", pauses)
+	}
+}
+
+func TestAProcessThatEndsAtOnceIsGivenUpAfterEightEnds(t *testing.T) {
+	for ran, want := range map[time.Duration]int{0: 8, 500 * time.Millisecond: 8, time.Second: 8, 8 * time.Second: -1, 10 * time.Second: -1} {
+		var b budget
+		now, ends := time.Unix(0, 0), -1
+		for n := range 100 {
+			now = now.Add(ran)
+			pause, again := b.fail(now, ran)
+			if !again {
+				ends = n + 1
+				break
+			}
+			now = now.Add(pause)
+		}
+		if ends != want {
+			t.Errorf("one that runs for %s is given up after %d ends, want %d", ran, ends, want)
+		}
+		if lasted := now.Sub(time.Unix(0, 0)); want > 0 && lasted > defaultStartupTimeout {
+			t.Errorf("one that runs for %s is given up after %s, when its start has long been reported as late", ran, lasted)
+		}
 	}
 }
 
@@ -96,5 +121,27 @@ func TestRatesSurviveARestartOfEnvoy(t *testing.T) {
 func TestStatisticsAreAddedUp(t *testing.T) {
 	if got := sumStats([]byte("cluster.inbound|9080||.upstream_rq_completed: 7\na: 5\nnonsense\nb: No recorded values\n")); got != 12 {
 		t.Errorf("got %v", got)
+	}
+}
+
+func TestAProblemOfTheConfigurationIsToldOnceAndNotLoggedToo(t *testing.T) {
+	events := newStream()
+	sub := events.subscribe()
+	log := newPlane(controlplane.Config{}, events).cfg.Logger
+	log.Warn("configuration", config.ProblemAttr, "a.yaml:2: error: unknown field")
+	log.With("part", "xds").Warn("client rejected configuration", "reason", "a: error: b")
+	events.close()
+	var lines []string
+	for {
+		batch, ok := sub.Next(nil)
+		if !ok {
+			break
+		}
+		for _, e := range batch {
+			lines = append(lines, e.Line)
+		}
+	}
+	if len(lines) != 1 || !strings.Contains(lines[0], "client rejected configuration") {
+		t.Errorf("logged %q, want only what no event tells", lines)
 	}
 }

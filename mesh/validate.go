@@ -42,7 +42,7 @@ func (v value) network(into *netip.Prefix) {
 	*into = p
 }
 
-// validate checks what spans several fields.
+// validate checks what spans several fields. Some of them may not have been read, because something is wrong with them.
 func (t *Topology) validate() {
 	names := map[string]*Workload{}
 	total := 0
@@ -80,9 +80,10 @@ func (v value) duplicateName(w, first *Workload, name string) {
 func (v value) validatePorts(w *Workload) {
 	numbers, names := map[uint16]bool{}, map[string]bool{}
 	items := v.items("ports")
+	whole, typed := !v.broken("ports"), !v.broken("type")
 	for i, p := range w.Ports {
 		item := items[i]
-		if numbers[p.Port] {
+		if p.Port != 0 && numbers[p.Port] {
 			item.field("port").problem("list each port once", "the port is listed twice")
 		}
 		if p.Name != "" && names[p.Name] {
@@ -91,15 +92,15 @@ func (v value) validatePorts(w *Workload) {
 		if use := reservedPorts[p.Port]; use != "" {
 			item.field("port").problem("let the application listen on another port", "the port is taken by %s", use)
 		}
-		if p.Publish.IsValid() && w.Type != Gateway {
+		if p.Publish.IsValid() && w.Type != Gateway && typed {
 			item.field("publish").problem("leave it out, and reach the workload through a gateway", "only a gateway's port can be published")
 		}
 		numbers[p.Port], names[p.Name] = true, true
 	}
-	if r := w.Readiness.Port; r != 0 && !numbers[r] {
+	if r := w.Readiness.Port; r != 0 && !numbers[r] && whole {
 		v.field("readiness").problem("add it to ports", "port %d is not one of the workload's", r)
 	}
-	if w.Readiness.Path != "" && len(w.Ports) == 0 {
+	if w.Readiness.Path != "" && len(w.Ports) == 0 && whole {
 		v.field("readiness").problem("list the port under ports", "there is no port to ask")
 	}
 }
@@ -109,7 +110,7 @@ func (v value) validateUpstreams(w *Workload) {
 	items := v.items("upstreams")
 	for i, u := range w.Upstreams {
 		name := u.variable()
-		if names[name] {
+		if name != upstreamPrefix && names[name] {
 			items[i].problem("give one of them another name", "two upstreams have the name %s", strings.TrimPrefix(name, upstreamPrefix))
 		}
 		names[name] = true
@@ -121,6 +122,9 @@ func (v value) validateUpstreams(w *Workload) {
 
 // validateVariables expands what will be expanded when the workload starts, to find variables that do not exist.
 func (v value) validateVariables(w *Workload) {
+	if v.broken("ports") || v.broken("upstreams") {
+		return // they name variables
+	}
 	known := map[string]string{}
 	for _, name := range w.variableNames() {
 		known[name] = "x"

@@ -21,6 +21,18 @@ type finding struct {
 type foundFile struct {
 	path string
 	info fs.FileInfo
+	// target is the file that a link leads to, whose changes are told of in its own directory; empty for other files.
+	target string
+}
+
+func newFoundFile(path string, info fs.FileInfo) foundFile {
+	f := foundFile{path: path, info: info}
+	if own, err := os.Lstat(path); err == nil && own.Mode()&fs.ModeSymlink != 0 {
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			f.target = target
+		}
+	}
+	return f
 }
 
 // maxDepth bounds how deep directories are read.
@@ -37,7 +49,7 @@ func find(paths []string) *finding {
 		case info.IsDir():
 			f.walk(root, []fs.FileInfo{info})
 		default:
-			f.files = append(f.files, foundFile{root, info})
+			f.files = append(f.files, newFoundFile(root, info))
 		}
 	}
 	return f
@@ -75,7 +87,7 @@ func (f *finding) walk(dir string, around []fs.FileInfo) {
 				f.walk(path, append(slices.Clip(around), info))
 			}
 		case info.Mode().IsRegular() && isConfigFile(entry.Name()):
-			f.files = append(f.files, foundFile{path, info})
+			f.files = append(f.files, newFoundFile(path, info))
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -16,12 +17,13 @@ import (
 
 // trackedFile is one file as it was last read, and what of it, then or before, is good.
 type trackedFile struct {
-	info    fs.FileInfo
-	sum     [sha256.Size]byte
-	parsed  *parsedFile
-	held    map[Key]held
-	missing time.Time // since when it is gone or empty, though that is not believed yet
-	unread  error     // why it could not be read
+	info   fs.FileInfo
+	sum    [sha256.Size]byte
+	parsed *parsedFile
+	held   map[Key]held
+	gone   time.Time // since when it is not there, though that is not believed yet
+	empty  time.Time // since when nothing is in it, though that is not believed yet
+	unread error     // why it could not be read
 }
 
 // held is the good version of a document.
@@ -64,6 +66,9 @@ func (s *DirStore) scan(touched map[string]bool) (again bool) {
 	}
 	s.order = order
 	s.settle(now)
+	if s.runs {
+		s.keep()
+	}
 	return again
 }
 
@@ -80,20 +85,20 @@ func (s *DirStore) setFailing(err error) {
 func (s *DirStore) readFile(file foundFile, touched bool, now time.Time) (again bool) {
 	t := s.files[file.path]
 	if t == nil {
-		t = &trackedFile{held: map[Key]held{}}
-		s.files[file.path] = t
+		t = s.track(file.path)
 	}
-	if !touched && t.unread == nil && t.missing.IsZero() && unchanged(t.info, file.info) {
+	t.gone = time.Time{}
+	if !touched && t.unread == nil && t.empty.IsZero() && unchanged(t.info, file.info) {
 		return false
 	}
 	data, err := readBounded(file.path)
 	if t.unread = err; err != nil {
 		return errors.Is(err, fs.ErrNotExist) // replaced this very moment
 	}
-	if len(data) == 0 && len(t.held) > 0 && t.believe(now) {
+	if len(bytes.TrimSpace(data)) == 0 && len(t.held) > 0 && waits(&t.empty, now, emptyGrace) {
 		return true
 	}
-	t.missing, t.info = time.Time{}, file.info
+	t.empty, t.info = time.Time{}, file.info
 	sum := sha256.Sum256(data)
 	if t.parsed != nil && sum == t.sum {
 		return false
@@ -104,12 +109,23 @@ func (s *DirStore) readFile(file foundFile, touched bool, now time.Time) (again 
 	return false
 }
 
-// believe says whether to wait before it is believed that the file is gone or empty.
-func (t *trackedFile) believe(now time.Time) (wait bool) {
-	if t.missing.IsZero() {
-		t.missing = now
+// track begins with a file: with nothing, or with what was left of it before a restart.
+func (s *DirStore) track(path string) *trackedFile {
+	t := &trackedFile{held: s.last.of(path)}
+	for key := range t.held {
+		t.parsed = &parsedFile{}
+		s.owner[key] = path
 	}
-	return now.Sub(t.missing) < vanishGrace
+	s.files[path] = t
+	return t
+}
+
+// waits says whether it is too early to believe something, and notes since when it is so.
+func waits(since *time.Time, now time.Time, grace time.Duration) bool {
+	if since.IsZero() {
+		*since = now
+	}
+	return now.Sub(*since) < grace
 }
 
 func unchanged(a, b fs.FileInfo) bool {
@@ -161,7 +177,7 @@ func (s *DirStore) vanished(path string, found *finding, now time.Time) (keep, w
 			return true, false
 		}
 	}
-	if t := s.files[path]; len(t.held) > 0 && t.believe(now) {
+	if t := s.files[path]; len(t.held) > 0 && waits(&t.gone, now, vanishGrace) {
 		return true, true
 	}
 	return false, false
@@ -212,7 +228,7 @@ func (s *DirStore) candidates() map[Key][]string {
 	return candidates
 }
 
-// adopt keeps resources in force whose document was moved to another file and is refused there.
+// adopt keeps resources in force whose document was moved to another file and is refused there, also while nobody looked.
 func (s *DirStore) adopt(candidates map[Key][]string, now time.Time) {
 	for _, path := range s.order {
 		t := s.files[path]
@@ -220,11 +236,14 @@ func (s *DirStore) adopt(candidates map[Key][]string, now time.Time) {
 			continue
 		}
 		for _, d := range t.parsed.documents {
-			r := s.inForce[d.key]
-			if d.resource != nil || d.inert || r == nil || candidates[d.key] != nil {
+			h, left := s.last.byKey[d.key]
+			if r := s.inForce[d.key]; r != nil {
+				h, left = held{resource: r, since: now, stale: true}, true
+			}
+			if d.resource != nil || d.inert || !left || candidates[d.key] != nil {
 				continue
 			}
-			t.held[d.key] = held{resource: r, since: now, stale: true}
+			t.held[d.key] = h
 			candidates[d.key] = []string{path}
 		}
 	}
@@ -278,7 +297,7 @@ func (s *DirStore) logNew(problems []Problem) {
 			level = slog.LevelWarn
 		}
 		if !known[p] {
-			s.log.Log(context.Background(), level, p.String())
+			s.log.Log(context.Background(), level, "configuration", ProblemAttr, p.String())
 		}
 	}
 }

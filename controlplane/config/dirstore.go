@@ -17,9 +17,12 @@ const (
 	settle = 20 * time.Millisecond
 	// settleMost bounds that, for files that are never left alone.
 	settleMost = 250 * time.Millisecond
-	// vanishGrace is how long a file has to be gone or empty before that is believed: many programs replace a file by
-	// removing or emptying it first.
-	vanishGrace   = 100 * time.Millisecond
+	// vanishGrace is how long a file has to be gone before that is believed: many programs replace a file by removing it
+	// first.
+	vanishGrace = 100 * time.Millisecond
+	// emptyGrace is the same for a file that is empty. Nobody removes documents that way, and a program that empties a
+	// file and then writes it may take its time: a policy should not be gone meanwhile.
+	emptyGrace    = 2 * time.Second
 	defaultRescan = 30 * time.Second
 	// rescanUnwatched is how often files are looked at where the system tells of no changes.
 	rescanUnwatched = 2 * time.Second
@@ -32,6 +35,9 @@ type DirConfig struct {
 	Paths []string
 	// DefaultNamespace is the namespace of documents that name none; "default" when empty.
 	DefaultNamespace string
+	// LastGood is a file to keep the last good versions of refused documents in, so that they are in force after a
+	// restart too. There is none while no document is refused. Empty: they are in force until the process ends.
+	LastGood string
 	// Rescan is how often the files are looked at besides, in case a change was not told of; 30 seconds when zero.
 	Rescan time.Duration
 	// Logger gets a line for each change and each new problem; nil discards them.
@@ -41,18 +47,20 @@ type DirConfig struct {
 }
 
 // DirStore is a store that follows the files of directories. A document that becomes bad keeps its last good version in
-// force; one that is removed is removed.
+// force, through a restart too if there is a file to keep it in; one that is removed is removed.
 type DirStore struct {
 	*table
 	cfg    DirConfig
 	parser Parser
 	log    *slog.Logger
 
-	scanning sync.Mutex // held through a scan, for the four below
+	scanning sync.Mutex // held through a scan, for those below
 	files    map[string]*trackedFile
 	order    []string       // paths of files, in the order of the configured paths and then by name
 	owner    map[Key]string // path of the file whose document is in force
 	inForce  map[Key]*Resource
+	last     lastGood
+	runs     bool // the files are followed; before, nothing is written
 
 	mu        sync.Mutex // what is told; only a scan changes it
 	problems  []Problem
@@ -78,16 +86,20 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 	s := &DirStore{
 		table: newTable(cfg.Now), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace}, log: cfg.Logger,
 		files: map[string]*trackedFile{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
+		last: lastGood{file: cfg.LastGood},
 	}
 	if found := find(cfg.Paths); found.err != nil {
 		return nil, fmt.Errorf("reading configuration: %w; name a directory or file that can be read", found.err)
 	}
+	s.restore()
 	s.scan(nil)
+	s.restored()
 	return s, nil
 }
 
 // Run follows the files until the context ends.
 func (s *DirStore) Run(ctx context.Context) error {
+	s.start()
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		s.log.Warn("the system does not tell of changed files; looking at them regularly instead", "every", rescanUnwatched, "err", err)
@@ -115,15 +127,23 @@ func (s *DirStore) Run(ctx context.Context) error {
 	}
 }
 
+// start allows that what is kept for a restart is written. A store that is only made leaves it alone: it may be that of
+// another process, whose ports this one will not get.
+func (s *DirStore) start() {
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
+	s.runs = true
+}
+
 func (s *DirStore) poll(ctx context.Context) error {
 	ticker := time.NewTicker(min(rescanUnwatched, s.cfg.Rescan))
 	defer ticker.Stop()
 	for {
+		s.scan(nil)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			s.scan(nil)
 		}
 	}
 }

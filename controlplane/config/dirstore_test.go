@@ -156,6 +156,33 @@ func TestEditorsThatRenameAndReplaceAreFollowed(t *testing.T) {
 	}
 }
 
+func TestFilesBehindLinksAreFollowed(t *testing.T) {
+	elsewhere := t.TempDir()
+	target := filepath.Join(elsewhere, "all.yaml")
+	write(t, target, service("a", 1))
+	dir := t.TempDir()
+	if err := os.Symlink(target, filepath.Join(dir, "all.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	f := follow(t, dir)
+	port := func() uint32 {
+		r := f.Get(serviceKey("a"))
+		if r == nil {
+			return 0
+		}
+		return r.Spec.(*ServiceSpec).Ports[0].Port
+	}
+	write(t, target, service("a", 2)) // in place
+	f.until("the file written in place", func() bool { return port() == 2 })
+	write(t, target+".new", service("a", 3))
+	if err := os.Rename(target+".new", target); err != nil {
+		t.Fatal(err)
+	}
+	f.until("the file replaced", func() bool { return port() == 3 })
+	write(t, target, service("a", 4))
+	f.until("the file written after it was replaced", func() bool { return port() == 4 })
+}
+
 func TestKubernetesVolumesAreFollowed(t *testing.T) {
 	dir := t.TempDir()
 	link := func(target, name string) {
@@ -258,13 +285,65 @@ func TestEmptiedFileIsBelievedOnlyWhenItStaysEmpty(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, "a.yaml"), "")
+	for _, text := range []string{"", " \n"} {
+		write(t, filepath.Join(dir, "a.yaml"), text)
+		for range 2 {
+			if again := store.scan(nil); !again || portOf(store, "a") != 80 {
+				t.Error("an empty file was believed at once")
+			}
+			clock = clock.Add(emptyGrace / 2)
+		}
+		if again := store.scan(nil); again || portOf(store, "a") != 0 {
+			t.Error("an empty file was not believed in the end")
+		}
+		write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
+		store.scan(map[string]bool{filepath.Join(dir, "a.yaml"): true})
+	}
+}
+
+func TestFileThatIsEmptiedAndThenWrittenKeepsItsDocumentsInForce(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
+	clock := time.Now()
+	store, err := NewDirStore(DirConfig{Paths: []string{dir}, Now: func() time.Time { return clock }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes := 0
+	defer store.Subscribe(func([]Key) { changes++ })()
+	for port := 81; port < 84; port++ { // each time anew
+		write(t, filepath.Join(dir, "a.yaml"), "")
+		store.scan(nil)
+		clock = clock.Add(emptyGrace - time.Millisecond)
+		store.scan(nil)
+		write(t, filepath.Join(dir, "a.yaml"), service("a", port))
+		store.scan(nil)
+		if portOf(store, "a") != uint32(port) {
+			t.Errorf("port %d is in force, not %d", portOf(store, "a"), port)
+		}
+	}
+	if changes != 3 {
+		t.Errorf("told of %d changes", changes)
+	}
+}
+
+func TestRemovedFileIsBelievedSooner(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
+	clock := time.Now()
+	store, err := NewDirStore(DirConfig{Paths: []string{dir}, Now: func() time.Time { return clock }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
 	if again := store.scan(nil); !again || portOf(store, "a") != 80 {
-		t.Error("an empty file was believed at once")
+		t.Error("a removed file was believed at once")
 	}
 	clock = clock.Add(vanishGrace)
 	if again := store.scan(nil); again || portOf(store, "a") != 0 {
-		t.Error("an empty file was not believed in the end")
+		t.Error("a removed file was not believed in the end")
 	}
 }
 

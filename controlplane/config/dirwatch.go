@@ -15,8 +15,9 @@ type follower struct {
 	store   *DirStore
 	watcher *fsnotify.Watcher
 	every   time.Duration
-	touched map[string]bool // files that were told of since the last scan
-	soon    bool            // the last scan wants another one shortly
+	touched map[string]bool   // files that were told of since the last scan
+	linked  map[string]string // the links that are read, by the file that each leads to
+	soon    bool              // the last scan wants another one shortly
 	next    <-chan time.Time
 }
 
@@ -24,6 +25,7 @@ func (f *follower) scan() {
 	// Directories first: what changes after they are watched is told of, and what changed before is seen by the scan.
 	found := find(f.store.cfg.Paths)
 	f.watch(found.dirs)
+	f.watchLinked(found.files)
 	f.soon = f.store.scan(f.touched)
 	f.touched, f.next = nil, nil
 }
@@ -42,6 +44,17 @@ func (f *follower) watch(dirs []string) {
 	}
 }
 
+// watchLinked adds the directories of files that links lead to.
+func (f *follower) watchLinked(files []foundFile) {
+	f.linked = map[string]string{}
+	for _, file := range files {
+		if file.target != "" {
+			f.linked[file.target] = file.path
+			_ = f.watcher.Add(filepath.Dir(file.target)) // else the regular look at all files finds it
+		}
+	}
+}
+
 // timer is when to scan though nothing was told of.
 func (f *follower) timer() <-chan time.Time {
 	if f.next == nil {
@@ -56,6 +69,9 @@ func (f *follower) timer() <-chan time.Time {
 
 // concerns says whether an event is about what is read.
 func (f *follower) concerns(event fsnotify.Event) bool {
+	if f.linked[filepath.Clean(event.Name)] != "" {
+		return true
+	}
 	name := filepath.Base(event.Name)
 	if isEditorFile(name) && !strings.HasPrefix(name, "..") { // "..data" is how Kubernetes replaces a volume's files
 		return false
@@ -73,7 +89,8 @@ func within(dir, path string) bool {
 
 // gather waits until the files are left alone.
 func (f *follower) gather(ctx context.Context, first fsnotify.Event) {
-	f.touched = map[string]bool{filepath.Clean(first.Name): true}
+	f.touched = map[string]bool{}
+	f.touch(first)
 	most := time.NewTimer(settleMost)
 	defer most.Stop()
 	quiet := time.NewTimer(settle)
@@ -82,7 +99,7 @@ func (f *follower) gather(ctx context.Context, first fsnotify.Event) {
 		select {
 		case event := <-f.watcher.Events:
 			if f.concerns(event) {
-				f.touched[filepath.Clean(event.Name)] = true
+				f.touch(event)
 				quiet.Reset(settle)
 			}
 		case <-quiet.C:
@@ -92,5 +109,14 @@ func (f *follower) gather(ctx context.Context, first fsnotify.Event) {
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// touch notes the file that an event is about, by the name by which it is read.
+func (f *follower) touch(event fsnotify.Event) {
+	name := filepath.Clean(event.Name)
+	f.touched[name] = true
+	if link := f.linked[name]; link != "" {
+		f.touched[link] = true
 	}
 }

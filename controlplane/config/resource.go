@@ -137,6 +137,10 @@ const (
 	Info Severity = "info"
 )
 
+// ProblemAttr is the attribute that a log record has when it tells of a Problem, for whoever shows problems by other
+// means and wants each only once.
+const ProblemAttr = "problem"
+
 // Problem is something wrong with a document, with all that its author needs to mend it.
 type Problem struct {
 	Severity Severity `json:"severity"`

@@ -98,6 +98,6 @@ func (o options) writeOut(out io.Writer) error {
 	if err := writeExample(o.write); err != nil {
 		return fmt.Errorf("writing the example: %w", err)
 	}
-	fmt.Fprintf(out, "The book shop's files are in %s.\nBring it up with: pilotfish up -f %s\n", o.write, filepath.Join(o.write, topologyFile))
+	fmt.Fprintf(out, "The book shop's files are in %s.\nBring it up with: pilotfish up -f %s\n", o.write, shellWord(filepath.Join(o.write, topologyFile)))
 	return nil
 }

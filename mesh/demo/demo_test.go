@@ -42,6 +42,16 @@ func TestTheWrittenExampleIsATopologyAndOverwritesNothing(t *testing.T) {
 	}
 }
 
+func TestPathsToCopyFromTheScreenAreWordsForAShell(t *testing.T) {
+	for path, want := range map[string]string{
+		"/tmp/a-b_1/reviews.yaml": "/tmp/a-b_1/reviews.yaml", "/tmp/my files/a": "'/tmp/my files/a'", "it's $HOME": `'it'\''s $HOME'`, "": "''",
+	} {
+		if got := shellWord(path); got != want {
+			t.Errorf("%q became %s, want %s", path, got, want)
+		}
+	}
+}
+
 func TestAPortInUseIsToldWithItsHolderAndTheFlag(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

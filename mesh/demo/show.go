@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/mesh"
@@ -82,5 +84,16 @@ Three things to try:
 
 Ctrl-C closes the shop. Here is what its workloads say:
 
-`, console.Duration(took), p.Bold(s.url()), s.url(), filepath.Join(s.configDir(), "reviews.yaml"), os.Args[0])
+`, console.Duration(took), p.Bold(s.url()), s.url(), shellWord(filepath.Join(s.configDir(), "reviews.yaml")), shellWord(os.Args[0]))
+}
+
+// plainWord is what a shell takes for one word as it stands.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// shellWord is text as one word for a shell, to be copied from the screen.
+func shellWord(text string) string {
+	if plainWord.MatchString(text) {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }

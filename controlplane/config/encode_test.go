@@ -1,0 +1,37 @@
+package config
+
+import "testing"
+
+// roundTrip checks that a resource is read again as it was written.
+func roundTrip(t *testing.T, r *Resource) {
+	t.Helper()
+	text, err := encode(r)
+	if err != nil {
+		t.Fatalf("%s: %v", r.Key, err)
+	}
+	again, problems := Parse("kept", text)
+	if len(again) != 1 || !again[0].Equal(r) || !again[0].Created.Equal(r.Created) || again[0].APIVersion != r.APIVersion {
+		t.Errorf("%s is written as %s\nand read as %v, %v", r.Key, text, again, problems)
+	}
+}
+
+func TestKeptDocumentsAreReadAsTheyWere(t *testing.T) {
+	for _, name := range samples(t) {
+		resources, _ := Parse(name, readSample(t, name))
+		for _, r := range resources {
+			roundTrip(t, r)
+		}
+	}
+	for _, text := range []string{
+		wrap("DestinationRule", "{host: a, trafficPolicy: {loadBalancer: {consistentHash: {httpCookie: {name: c, ttl: 0s}, ringHash: {minimumRingSize: 9007199254740993}}}, outlierDetection: {consecutive5xxErrors: 7, interval: 1h0m0.000000001s}}}"),
+		wrap("PeerAuthentication", "{selector: {matchLabels: {a: b}}, portLevelMtls: {80: {mode: DISABLE}}}"),
+		wrap("VirtualService", "{hosts: [a], http: [{match: [{headers: {x: {}, y: {exact: \"\\u0001<é\"}}}], fault: {abort: {httpStatus: 500, percentage: {value: 0.1}}}, route: [{destination: {host: a}}]}]}"),
+		wrap("Service", "{ports: [{port: 80, targetPort: http}], clusterIP: None}"),
+	} {
+		resources, problems := Parse("f", []byte(text))
+		if len(resources) != 1 {
+			t.Fatalf("%s: %v", text, problems)
+		}
+		roundTrip(t, resources[0])
+	}
+}

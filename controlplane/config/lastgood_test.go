@@ -1,0 +1,370 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	security "istio.io/api/security/v1beta1"
+)
+
+const (
+	strictDocument = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: istio-system}\nspec: {mtls: {mode: STRICT}}\n"
+	denyDocument   = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: deny}\nspec: {}\n"
+)
+
+var (
+	strictKey = Key{PeerAuthentication, "istio-system", "default"}
+	denyKey   = Key{AuthorizationPolicy, "default", "deny"}
+)
+
+// restarts is a directory whose store is stopped and started again.
+type restarts struct {
+	t      *testing.T
+	dir    string
+	kept   string
+	log    bytes.Buffer
+	store  *DirStore
+	cancel context.CancelFunc
+	done   chan error
+}
+
+func newRestarts(t *testing.T) *restarts {
+	r := &restarts{t: t, dir: t.TempDir(), kept: filepath.Join(t.TempDir(), "last-good")}
+	t.Cleanup(r.stop)
+	return r
+}
+
+func (r *restarts) write(name, text string) { write(r.t, filepath.Join(r.dir, name), text) }
+
+// start makes the store and follows the files. What is asked of it before until is its first scan's.
+func (r *restarts) start() {
+	r.t.Helper()
+	store, err := NewDirStore(DirConfig{Paths: []string{r.dir}, LastGood: r.kept, Rescan: time.Hour, Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.store = store
+}
+
+func (r *restarts) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel, r.done = cancel, make(chan error, 1)
+	go func() { r.done <- r.store.Run(ctx) }()
+}
+
+func (r *restarts) stop() {
+	if r.cancel == nil {
+		return
+	}
+	r.cancel()
+	if err := <-r.done; err != nil {
+		r.t.Errorf("Run ended with %v", err)
+	}
+	r.cancel = nil
+}
+
+func (r *restarts) until(what string, ok func() bool) {
+	r.t.Helper()
+	(&following{DirStore: r.store, t: r.t}).until(what, ok)
+}
+
+func (r *restarts) isKept() bool {
+	_, err := os.Stat(r.kept)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.t.Fatal(err)
+	}
+	return err == nil
+}
+
+// breaks runs a store over good files, puts bad ones in their place, and stops it.
+func (r *restarts) breaks(good, bad map[string]string) {
+	r.t.Helper()
+	for name, text := range good {
+		r.write(name, text)
+	}
+	r.start()
+	r.run()
+	for name, text := range bad {
+		r.write(name, text)
+	}
+	r.until("the documents are stale and kept", func() bool {
+		stale := 0
+		for _, d := range r.store.Documents() {
+			if d.State == Stale {
+				stale++
+			}
+		}
+		data, _ := os.ReadFile(r.kept)
+		return stale > 0 && bytes.Count(data, []byte(`"since":`)) == stale && stale >= len(bad)
+	})
+	r.stop()
+}
+
+func (r *restarts) state(key Key) Document {
+	for _, d := range r.store.Documents() {
+		if d.Key == key {
+			return d
+		}
+	}
+	return Document{}
+}
+
+func (r *restarts) wantInForce(want bool, keys ...Key) {
+	r.t.Helper()
+	for _, key := range keys {
+		if got := r.store.Get(key); (got != nil) != want {
+			r.t.Errorf("%s in force: %v, want %v; documents %+v", key, got != nil, want, r.store.Documents())
+		}
+	}
+}
+
+func (r *restarts) wantStrict() {
+	r.t.Helper()
+	got := r.store.Get(strictKey)
+	if got == nil || got.Spec.(*security.PeerAuthentication).GetMtls().GetMode() != security.PeerAuthentication_MutualTLS_STRICT {
+		r.t.Fatalf("in force is %+v", got)
+	}
+}
+
+func badStrict() string { return strings.Replace(strictDocument, "STRICT", "STRICTT", 1) }
+func badDeny() string   { return strings.Replace(denyDocument, "spec: {}", "spec: {rulez: []}", 1) }
+
+func TestRestartKeepsTheLastGoodVersionsOfRefusedDocuments(t *testing.T) {
+	for name, bad := range map[string]map[string]string{
+		"refused":             {"strict.yaml": badStrict(), "deny.yaml": badDeny()},
+		"unreadable as YAML":  {"strict.yaml": "{", "deny.yaml": "apiVersion: v1\n  kind: x\n"},
+		"of unknown kind":     {"strict.yaml": strings.Replace(strictDocument, "kind: Peer", "kind: Pear", 1), "deny.yaml": badDeny()},
+		"not text":            {"strict.yaml": "\xff", "deny.yaml": "\xfe"},
+		"without their names": {"strict.yaml": strings.Replace(badStrict(), "name:", "nam:", 1), "deny.yaml": badDeny()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRestarts(t)
+			r.breaks(map[string]string{"strict.yaml": strictDocument, "deny.yaml": denyDocument}, bad)
+			before := r.state(strictKey)
+			for range 2 { // a second restart is no different
+				r.start()
+				r.wantStrict()
+				r.wantInForce(true, denyKey)
+				after := r.state(strictKey)
+				if after.State != Stale || !after.Since.Equal(before.Since) || after.At != before.At {
+					t.Errorf("the document was %+v, and is %+v", before, after)
+				}
+				if at := r.store.Get(strictKey).Place("spec.mtls.mode"); at.File != filepath.Join(r.dir, "strict.yaml") || at.Line != 1 {
+					t.Errorf("it stands at %s", at)
+				}
+				r.run()
+				r.until("it is told of", func() bool { return len(severe(r.store.Problems(), Error)) >= 2 })
+				r.stop()
+			}
+		})
+	}
+}
+
+func TestMendedDocumentIsInForceAndNothingIsKeptAnyMore(t *testing.T) {
+	r := newRestarts(t)
+	r.breaks(map[string]string{"a.yaml": service("a", 80)}, map[string]string{"a.yaml": strings.Replace(service("a", 80), "port:", "prot:", 1)})
+	r.start()
+	r.run()
+	r.write("a.yaml", service("a", 81))
+	r.until("the mended document is in force", func() bool { return portOf(r.store, "a") == 81 })
+	r.until("nothing is kept", func() bool { return !r.isKept() })
+	if d := r.state(serviceKey("a")); d.State != InForce {
+		t.Errorf("document is %+v", d)
+	}
+}
+
+func TestDocumentMendedWhileNobodyLookedIsInForceAtOnce(t *testing.T) {
+	r := newRestarts(t)
+	r.breaks(map[string]string{"a.yaml": service("a", 80)}, map[string]string{"a.yaml": "{"})
+	r.write("a.yaml", service("a", 81))
+	r.start()
+	if d := r.state(serviceKey("a")); portOf(r.store, "a") != 81 || d.State != InForce || d.At.Line != 1 {
+		t.Errorf("port %d is in force, document is %+v", portOf(r.store, "a"), d)
+	}
+	r.run()
+	r.until("nothing is kept", func() bool { return !r.isKept() })
+}
+
+func TestDocumentRemovedWhileNobodyLookedStaysRemoved(t *testing.T) {
+	r := newRestarts(t)
+	r.breaks(map[string]string{"a.yaml": service("a", 80), "b.yaml": service("b", 80)}, map[string]string{"a.yaml": "{", "b.yaml": "{"})
+	if err := os.Remove(filepath.Join(r.dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	r.write("b.yaml", service("c", 80)) // without b
+	r.start()
+	r.wantInForce(false, serviceKey("a"), serviceKey("b"))
+	r.run()
+	r.until("nothing is kept", func() bool { return !r.isKept() })
+}
+
+func TestRefusedDocumentThatMovedWhileNobodyLookedKeepsItsLastGoodVersion(t *testing.T) {
+	r := newRestarts(t)
+	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	since := r.state(strictKey).Since
+	if err := os.Rename(filepath.Join(r.dir, "a.yaml"), filepath.Join(r.dir, "b.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	r.wantStrict()
+	if d := r.state(strictKey); d.State != Stale || !d.Since.Equal(since) {
+		t.Errorf("document is %+v", d)
+	}
+}
+
+func TestFileThatIsEmptyAtARestartIsTakenForOneBeingWritten(t *testing.T) {
+	r := newRestarts(t)
+	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	r.write("a.yaml", "")
+	r.start()
+	r.wantStrict()
+	if d := r.state(strictKey); d.State != Stale {
+		t.Errorf("document is %+v", d)
+	}
+	r.write("a.yaml", badStrict())
+	r.run()
+	r.until("it is told of", func() bool { return len(severe(r.store.Problems(), Error)) > 0 })
+	r.wantStrict()
+}
+
+func TestDamagedLastGoodFileIsAWarning(t *testing.T) {
+	for name, text := range map[string]string{
+		"no JSON": "{", "empty": "", "another form": `{"documents": 1}`, "no document": `{"documents": [{}]}`,
+		"a bad document": `{"documents": [{"document": {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}}}]}`,
+		"too large":      strings.Repeat(" ", MaxFileSize+1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRestarts(t)
+			r.write("a.yaml", badStrict())
+			r.write("b.yaml", service("b", 80))
+			write(t, r.kept, text)
+			r.start()
+			if portOf(r.store, "b") != 80 {
+				t.Error("the good documents are not in force")
+			}
+			if !strings.Contains(r.log.String(), "level=WARN") || !strings.Contains(r.log.String(), r.kept) {
+				t.Errorf("logged %s", r.log.String())
+			}
+		})
+	}
+}
+
+func TestGoodDocumentBesideADamagedOneIsTaken(t *testing.T) {
+	r := newRestarts(t)
+	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	data, err := os.ReadFile(r.kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, r.kept, strings.Replace(string(data), `"documents":[`, `"documents":[{"document":{"kind":"Nothing"}},`, 1))
+	r.start()
+	r.wantStrict()
+	if !strings.Contains(r.log.String(), "Nothing") {
+		t.Errorf("logged %s", r.log.String())
+	}
+}
+
+func TestUnreadableOrUnwritableLastGoodFileIsAWarningAndAllStaysInForce(t *testing.T) {
+	r := newRestarts(t)
+	r.kept = filepath.Join(r.kept, "none", "last-good") // its directory is not there
+	r.write("a.yaml", strictDocument)
+	r.start()
+	r.run()
+	r.write("a.yaml", badStrict())
+	r.until("it is refused", func() bool { return r.state(strictKey).State == Stale })
+	r.stop()
+	r.wantStrict()
+	if n := strings.Count(r.log.String(), "cannot be kept"); n != 1 || !strings.Contains(r.log.String(), r.kept) {
+		t.Errorf("told %d times: %s", n, r.log.String())
+	}
+	r.kept = r.dir // a directory cannot be read as a file
+	r.start()
+	if !strings.Contains(r.log.String(), "is lost") {
+		t.Errorf("logged %s", r.log.String())
+	}
+}
+
+func TestLastGoodFileIsItsOwnersAlone(t *testing.T) {
+	r := newRestarts(t)
+	write(t, r.kept, "{}") // by somebody else, for all to read
+	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	info, err := os.Stat(r.kept)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if entries, err := os.ReadDir(filepath.Dir(r.kept)); err != nil || len(entries) != 1 {
+		t.Errorf("beside it are %v, %v", entries, err)
+	}
+}
+
+func TestStoreThatNeverRunsLeavesTheLastGoodFileAlone(t *testing.T) {
+	r := newRestarts(t)
+	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	if _, err := NewDirStore(DirConfig{Paths: []string{t.TempDir()}, LastGood: r.kept}); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	r.wantStrict()
+}
+
+func TestPoliciesAreKeptFirstWhenThereIsNotRoomForAll(t *testing.T) {
+	var documents []unsaid
+	large := strings.Repeat("x", MaxFileSize/4)
+	for i := range 6 {
+		r := workload(fmt.Sprintf("w%d", i), "1.1.1.1")
+		r.Annotations = map[string]string{"note": large}
+		documents = append(documents, unsaid{held: held{resource: r}})
+	}
+	documents = append(documents, unsaid{held: held{resource: &Resource{Key: strictKey, Spec: &security.PeerAuthentication{}}}})
+	data, left, err := encodeKept(documents)
+	if err != nil || len(data) > MaxFileSize || left != 3 {
+		t.Fatalf("%d bytes, %d left out, %v", len(data), left, err)
+	}
+	if !bytes.Contains(data, []byte("PeerAuthentication")) {
+		t.Error("the policy is left out")
+	}
+}
+
+func FuzzLastGood(f *testing.F) {
+	f.Add([]byte(`{"documents":[{"file":"/a.yaml","at":{"file":"/a.yaml","line":1},"since":"2024-01-01T00:00:00Z","document":{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}}]}`))
+	f.Add([]byte(`{"documents":[null]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var l lastGood
+		l.read(Parser{}, data)
+		for key, h := range l.byKey {
+			if h.resource == nil || h.resource.Key != key || !h.stale {
+				t.Errorf("%s holds %+v", key, h)
+			}
+		}
+	})
+}
+
+func TestRestartKeepsTheDocumentsOfAFileThatMayNotBeRead(t *testing.T) {
+	if os.Getuid() == 0 {
+		t.Skip("root may read every file")
+	}
+	r := newRestarts(t)
+	r.write("a.yaml", strictDocument)
+	r.start()
+	r.run()
+	path := filepath.Join(r.dir, "a.yaml")
+	if err := errors.Join(os.Chmod(path, 0), os.Chtimes(path, time.Time{}, time.Unix(1, 0))); err != nil {
+		t.Fatal(err)
+	}
+	r.until("the document is kept", r.isKept)
+	r.stop()
+	r.start()
+	r.wantStrict()
+	if ps := severe(r.store.Problems(), Error); len(ps) != 1 || !strings.Contains(ps[0].Message, "cannot be read") {
+		t.Errorf("problems are %v", ps)
+	}
+}
