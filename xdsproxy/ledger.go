@@ -262,10 +262,8 @@ func (l *ledger) health() (bool, string) {
 	if l.lastResponse.IsZero() {
 		return false, l.noAnswerYet()
 	}
-	for _, t := range []string{clusterType, listenerType} {
-		if a := l.types[t]; a != nil && a.answer == StateRejected && a.Acks == 0 {
-			return false, fmt.Sprintf("Envoy rejected its first %s configuration: %s", shortType(t), a.LastNack.Reason)
-		}
+	if never := l.neverAccepted(); len(never) > 0 {
+		return false, strings.Join(never, "; ")
 	}
 	var reasons []string
 	if !l.isConnected {
@@ -273,6 +271,19 @@ func (l *ledger) health() (bool, string) {
 			l.upstream, l.reason, l.now().Sub(l.lastResponse).Round(time.Second)))
 	}
 	return true, strings.Join(append(reasons, l.rejections()...), "; ")
+}
+
+// neverAccepted tells of the types of which Envoy rejected the first response and has accepted none since: it has nothing
+// to go by there, and would answer for every request that it has no route.
+func (l *ledger) neverAccepted() []string {
+	var reasons []string
+	for _, a := range l.types {
+		if a.Nacks > 0 && a.Acks == 0 {
+			reasons = append(reasons, fmt.Sprintf("Envoy rejected its first %s configuration: %s", shortType(a.TypeURL), a.LastNack.Reason))
+		}
+	}
+	slices.Sort(reasons)
+	return reasons
 }
 
 func (l *ledger) noAnswerYet() string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -251,6 +252,33 @@ func TestAcksAndNacksAreOnTheBooks(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestEnvoyWithoutRoutesIsNotReady: it would answer 404 to everything.
+func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
+	const routeURL = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
+	now := time.Now()
+	l := newLedger(func() time.Time { return now }, slog.New(slog.DiscardHandler))
+	l.envoyConnected(sotw)
+	l.reached("127.0.0.1:1")
+	l.connected("127.0.0.1:1")
+	exchange := func(typeURL, nonce, reason string) {
+		l.response(response{typeURL: typeURL, nonce: nonce, version: nonce}, 1)
+		l.request(sotw, request{typeURL: typeURL, nonce: nonce, names: 1, rejected: reason != "", reason: reason})
+	}
+	exchange(clusterURL, "1", "")
+	exchange(routeURL, "2", "http_proxy: response body size is 5000 bytes")
+	if ok, reason := l.health(); ok || !strings.Contains(reason, "first RouteConfiguration configuration: http_proxy: response body size") {
+		t.Errorf("with no routes at all: %v, %q", ok, reason)
+	}
+	exchange(routeURL, "3", "")
+	if ok, reason := l.health(); !ok || reason != "" {
+		t.Errorf("with routes: %v, %q", ok, reason)
+	}
+	exchange(routeURL, "4", "http_proxy: again")
+	if ok, reason := l.health(); !ok || !strings.Contains(reason, "keeps the last good one: http_proxy: again") {
+		t.Errorf("with routes that it had before: %v, %q", ok, reason)
+	}
 }
 
 func TestLargeResponsePasses(t *testing.T) {

@@ -105,6 +105,7 @@ func FuzzParse(f *testing.F) {
 			if !r.Equal(r) {
 				t.Errorf("%s is not equal to itself", r.Key)
 			}
+			roundTrip(t, r)
 		}
 		for _, p := range problems {
 			if p.Message == "" || p.Severity == "" || p.At.File != "f" {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -76,8 +77,10 @@ func (s scope) regex(expr string) {
 		s.refuse(expr, fmt.Sprintf("the expression has %d characters; at most 1024 are taken", len(expr)), "match by prefix, or split the rule")
 		return
 	}
-	if _, err := regexp.Compile(expr); err != nil {
-		// Go's expressions and Envoy's are the same language, RE2.
+	switch err := checkRegex(expr); {
+	case errors.Is(err, errRegexSize):
+		s.refuse(expr, "not a regular expression that can be used: "+err.Error(), "repeat less, or use simpler classes")
+	case err != nil:
 		s.refuse(expr, "not a regular expression: "+strings.TrimPrefix(err.Error(), "error parsing regexp: "), "use RE2 syntax, without look-around and back-references")
 	}
 }

@@ -75,9 +75,23 @@ func (s scope) loadBalancer(lb *networking.LoadBalancerSettings) {
 		if hash.GetHashKey() == nil {
 			at.refuse("", "hash by what?", "set httpHeaderName, httpCookie, useSourceIp or httpQueryParameterName")
 		}
+		switch key := hash.GetHashKey().(type) {
+		case *networking.LoadBalancerSettings_ConsistentHashLB_HttpHeaderName:
+			at.field("httpHeaderName").headerName(key.HttpHeaderName)
+		case *networking.LoadBalancerSettings_ConsistentHashLB_HttpQueryParameterName:
+			if key.HttpQueryParameterName == "" {
+				at.field("httpQueryParameterName").refuse("", "the parameter has no name", "name it")
+			}
+		}
 		if cookie := hash.GetHttpCookie(); cookie != nil {
 			if cookie.GetName() == "" {
 				at.field("httpCookie").refuse("", "a cookie needs a name", "set name")
+			}
+			at.field("httpCookie").field("name").headerValue(cookie.GetName())
+			at.field("httpCookie").field("path").headerValue(cookie.GetPath())
+			for i, a := range cookie.GetAttributes() {
+				at.field("httpCookie").item("attributes", i).field("name").headerName(a.GetName())
+				at.field("httpCookie").item("attributes", i).field("value").headerValue(a.GetValue())
 			}
 			at.field("httpCookie").field("ttl").zeroOrMore(cookie.GetTtl())
 		}

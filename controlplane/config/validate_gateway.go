@@ -18,18 +18,25 @@ func validateGateway(s scope, gw *networking.Gateway) {
 		s.field("selector").warn("", "without a selector the Gateway is for every gateway workload", "select the workload by its labels, as in istio: ingressgateway")
 	}
 	s.field("selector").labels(gw.GetSelector())
-	names := map[string]int{}
+	ports, names := map[string]int{}, map[string]int{}
 	for i, server := range gw.GetServers() {
 		at := s.item("servers", i)
 		at.server(server)
-		name := server.GetPort().GetName()
-		if first, taken := names[name]; taken && name != "" && server.GetPort().GetNumber() != gw.GetServers()[first].GetPort().GetNumber() {
-			at.field("port").field("name").refuse(name, fmt.Sprintf("servers %d and %d have ports of the same name", first, i), "rename one")
-		}
-		if _, taken := names[name]; !taken {
-			names[name] = i
-		}
+		at.field("port").field("name").unique(ports, server.GetPort().GetName(), i, "servers %d and %d have ports of the same name")
+		at.field("name").unique(names, server.GetName(), i, "servers %d and %d have the same name")
 	}
+}
+
+// unique checks that no server before the i-th has its name: servers are told apart by them.
+func (s scope) unique(taken map[string]int, name string, i int, message string) {
+	if name == "" {
+		return
+	}
+	if first, ok := taken[name]; ok {
+		s.refuse(name, fmt.Sprintf(message, first, i), "rename one, as in "+name+"-2")
+		return
+	}
+	taken[name] = i
 }
 
 func (s scope) server(server *networking.Server) {
@@ -124,7 +131,7 @@ func (s scope) serverTLS(t *networking.ServerTLSSettings) {
 func (s scope) serverFiles(t *networking.ServerTLSSettings) {
 	mode := t.GetMode().String()
 	if t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 {
-		if t.GetServerCertificate() != "" || t.GetPrivateKey() != "" {
+		if t.GetServerCertificate() != "" || t.GetPrivateKey() != "" || len(t.GetTlsCertificates()) > 0 {
 			s.field("credentialName").refuse(t.GetCredentialName(), "excludes the files of a certificate", "keep either")
 		}
 		return
@@ -142,7 +149,18 @@ func (s scope) serverFiles(t *networking.ServerTLSSettings) {
 			s.item("tlsCertificates", i).refuse("", "a certificate needs two files", "set serverCertificate and privateKey")
 		}
 	}
-	if t.GetMode() == networking.ServerTLSSettings_MUTUAL && t.GetCaCertificates() == "" {
-		s.field("caCertificates").refuse("", "mode MUTUAL needs the certificates of those who sign the clients'", "name their file")
+	s.clientAuthorities(t)
+}
+
+// clientAuthorities checks who may sign the certificates of clients: it has to be said, and is never everyone whom the
+// system trusts.
+func (s scope) clientAuthorities(t *networking.ServerTLSSettings) {
+	at := s.field("caCertificates")
+	switch {
+	case t.GetMode() == networking.ServerTLSSettings_SIMPLE:
+	case t.GetCaCertificates() == "":
+		at.refuse("", "mode "+t.GetMode().String()+" needs the certificates of those who sign the clients'", "name their file")
+	case t.GetCaCertificates() == "system":
+		at.refuse("system", "whoever has a certificate of a public authority would be let in", "name the file of your own authority's certificate")
 	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,17 +128,41 @@ func (s scope) headers(h *networking.Headers) {
 	}
 }
 
+func (s scope) cors(c *networking.CorsPolicy) {
+	for i, o := range c.GetAllowOrigins() {
+		s.item("allowOrigins", i).stringMatch(o)
+	}
+	s.field("allowMethods").headerValue(strings.Join(c.GetAllowMethods(), ","))
+	s.field("allowHeaders").headerValue(strings.Join(c.GetAllowHeaders(), ","))
+	s.field("exposeHeaders").headerValue(strings.Join(c.GetExposeHeaders(), ","))
+}
+
 func (s scope) headerOperation(header, value string) {
 	s.headerName(header)
 	if strings.HasPrefix(header, ":") && header != ":authority" {
 		s.refuse(header, "this header is the request's own and cannot be changed here", "use rewrite for the path and the host")
 	}
+	s.headerValue(value)
+}
+
+// maxHeader is what Envoy takes as a header's value in its configuration.
+const maxHeader = 16 << 10
+
+// headerValue checks what goes into a header of a request or an answer, as paths and hosts do too.
+func (s scope) headerValue(value string) {
 	if strings.ContainsAny(value, "\r\n\x00") {
 		s.refuse(value, "a header's value has no line breaks", "remove them")
+	}
+	// A percent sign that stands for itself is written twice for Envoy.
+	if size := len(value) + strings.Count(value, "%"); size > maxHeader {
+		s.refuse(value, fmt.Sprintf("%d bytes for a header, percent signs counted twice; at most %d are taken", size, maxHeader), "shorten it")
 	}
 }
 
 func (s scope) rewrite(r *networking.HTTPRewrite) {
+	s.field("uri").headerValue(r.GetUri())
+	s.field("authority").headerValue(r.GetAuthority())
+	s.field("uriRegexRewrite").field("rewrite").headerValue(r.GetUriRegexRewrite().GetRewrite())
 	switch regex := r.GetUriRegexRewrite(); {
 	case r.GetUri() == "" && r.GetAuthority() == "" && regex == nil:
 		s.refuse("", "rewrite to what?", "set uri, authority or uriRegexRewrite")
@@ -159,6 +184,9 @@ func (s scope) redirect(r *networking.HTTPRedirect) {
 	if r.GetUri() == "" && r.GetAuthority() == "" && r.GetScheme() == "" && r.GetRedirectPort() == nil && r.GetPrefixRewrite() == "" {
 		s.refuse("", "redirect to where?", "set uri, authority, scheme or port")
 	}
+	s.field("uri").headerValue(r.GetUri())
+	s.field("authority").headerValue(r.GetAuthority())
+	s.field("prefixRewrite").headerValue(r.GetPrefixRewrite())
 	if port, ok := r.GetRedirectPort().(*networking.HTTPRedirect_Port); ok {
 		s.field("port").port(port.Port)
 	}
@@ -167,10 +195,12 @@ func (s scope) redirect(r *networking.HTTPRedirect) {
 	}
 }
 
+// MaxDirectResponse is the most that a directResponse may have as its body.
+const MaxDirectResponse = 1 << 20
+
 func (s scope) directResponse(r *networking.HTTPDirectResponse) {
 	s.field("status").between(int64(r.GetStatus()), 200, 599, "give a status code, as in 503")
-	const most = 1 << 20
-	if size := max(len(r.GetBody().GetString_()), len(r.GetBody().GetBytes())); size > most {
+	if size := max(len(r.GetBody().GetString_()), len(r.GetBody().GetBytes())); size > MaxDirectResponse {
 		s.field("body").refuse(size, "more than 1 MiB", "serve it from a workload")
 	}
 }

@@ -161,11 +161,8 @@ func isPort(text string) bool {
 // policyPath checks a path, which may have one wildcard at one end, or {*} and {**} for whole parts.
 func (s scope) policyPath(p string) {
 	if strings.ContainsAny(p, "{}") {
-		for part := range strings.SplitSeq(p, "/") {
-			if strings.ContainsAny(part, "{}*") && part != "{*}" && part != "{**}" {
-				s.refuse(p, "not a template of a path", "a part is {*}, {**}, or text without either")
-				return
-			}
+		if _, err := EnvoyPathTemplate(p); err != nil {
+			s.refuse(p, "not a template of a path: "+err.Error(), "as in /api/{*}/items/{**}: parts are {*}, at most one {**} after them, or plain text")
 		}
 		return
 	}
@@ -184,6 +181,10 @@ func (s scope) values(lists map[string][]string) {
 		}
 		for i, value := range lists[name] {
 			said = true
+			if limit := valueLimit(name); len(value) > limit {
+				s.item(name, i).refuse(value, fmt.Sprintf("the value has %d bytes; at most %d are taken", len(value), limit), "shorten it, or end it with a wildcard")
+				continue
+			}
 			if value == "" {
 				s.item(name, i).refuse("", "an empty value", "remove it")
 			} else if strings.Contains(strings.Trim(value, "*"), "*") && !strings.Contains(value, "{") || strings.HasPrefix(value, "*") && strings.HasSuffix(value, "*") && len(value) > 1 {
@@ -194,6 +195,21 @@ func (s scope) values(lists map[string][]string) {
 	if !said {
 		s.refuse("", "says nothing, and would match everything", "remove it, or fill it")
 	}
+}
+
+// How long the values of an AuthorizationPolicy may be. They become expressions, of which Envoy takes no long ones.
+const (
+	// MaxPolicyHost is DNS's limit of a name.
+	MaxPolicyHost = 255
+	// MaxPolicyValue is SPIFFE's limit of an identity.
+	MaxPolicyValue = 2048
+)
+
+func valueLimit(list string) int {
+	if list == "hosts" || list == "notHosts" {
+		return MaxPolicyHost
+	}
+	return MaxPolicyValue
 }
 
 // conditionKeys are the attributes that a condition can be on; those with a bracket go on with a name and a bracket.
@@ -216,6 +232,16 @@ func (s scope) condition(c *security.Condition) {
 	}
 	if len(c.GetValues())+len(c.GetNotValues()) == 0 {
 		s.refuse("", "a condition without values", "give it values or notValues")
+	}
+	if name, ok := strings.CutPrefix(c.GetKey(), "request.headers["); ok {
+		s.field("key").headerName(strings.TrimSuffix(name, "]"))
+	}
+	for name, values := range map[string][]string{"values": c.GetValues(), "notValues": c.GetNotValues()} {
+		for i, value := range values {
+			if limit := valueLimit(name); len(value) > limit {
+				s.item(name, i).refuse(value, fmt.Sprintf("the value has %d bytes; at most %d are taken", len(value), limit), "shorten it, or end it with a wildcard")
+			}
+		}
 	}
 	switch c.GetKey() {
 	case "source.ip", "remote.ip", "destination.ip":

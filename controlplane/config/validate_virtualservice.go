@@ -89,9 +89,7 @@ func (s scope) httpRoute(r *networking.HTTPRoute) {
 	if r.GetDirectResponse() != nil {
 		s.field("directResponse").directResponse(r.GetDirectResponse())
 	}
-	for i, o := range r.GetCorsPolicy().GetAllowOrigins() {
-		s.field("corsPolicy").item("allowOrigins", i).stringMatch(o)
-	}
+	s.field("corsPolicy").cors(r.GetCorsPolicy())
 }
 
 // httpAction checks that a route does one thing.
@@ -123,7 +121,11 @@ func (s scope) httpMatch(m *networking.HTTPMatchRequest) {
 	s.field("headers").headerMatches(m.GetHeaders())
 	s.field("withoutHeaders").headerMatches(m.GetWithoutHeaders())
 	for name, match := range m.GetQueryParams() {
-		s.field("queryParams").key(name).stringMatch(match)
+		at := s.field("queryParams").key(name)
+		if len(name) < 1 || len(name) > 1024 {
+			at.refuse(name, fmt.Sprintf("the parameter's name has %d bytes; it needs 1 to 1024", len(name)), "name the parameter")
+		}
+		at.stringMatch(match)
 	}
 	if m.GetPort() != 0 {
 		s.field("port").port(m.GetPort())
@@ -169,8 +171,11 @@ func (s scope) stringMatch(m *networking.StringMatch) {
 var headerToken = regexp.MustCompile("^:?[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
 func (s scope) headerName(name string) {
-	if !headerToken.MatchString(name) {
+	switch {
+	case !headerToken.MatchString(name):
 		s.refuse(name, "not the name of a header", "use letters, digits and '-'")
+	case len(name) > maxHeader:
+		s.refuse(name, fmt.Sprintf("%d bytes for a header's name; at most %d are taken", len(name), maxHeader), "shorten it")
 	}
 }
 

@@ -281,6 +281,7 @@ const bootstrapTemplate = `{
  "dynamic_resources": {
   "ads_config": {"api_type": "DELTA_GRPC", "transport_api_version": "V3", "grpc_services": [{"envoy_grpc": {"cluster_name": "xds-grpc"}}]},
   "cds_config": {"ads": {}, "resource_api_version": "V3"}, "lds_config": {"ads": {}, "resource_api_version": "V3"}},
+ "layered_runtime": {"layers": [{"name": "agent", "static_layer": {"re2.max_program_size.error_level": "32768"}}]},
  "static_resources": {"clusters": [%s, %s]}
 }`
 

@@ -27,7 +27,12 @@ type server struct {
 	spec *networking.Server
 	// port is where it listens, behind the port that the Gateway names.
 	port uint32
+	// nth is how many servers before it in its Gateway have its port and its name.
+	nth int
 }
+
+// name is what the server's routes go by beside its port.
+func (s server) name() string { return cmp.Or(s.spec.GetName(), s.spec.GetPort().GetName()) }
 
 // hosts are the server's hosts without the namespaces that may bind to them.
 func (s server) hosts() []string {
@@ -73,28 +78,37 @@ func (s server) httpsHTTP() bool {
 	return false
 }
 
-// route is the name of the server's route configuration; empty for a server of connections rather than requests.
+// route is the name of the server's route configuration; empty for a server of connections rather than requests. No two
+// servers within TLS share one: what one of them asks of its callers would not hold for the other's. In the server's name
+// dots are written otherwise, so that no Gateway's name can be taken for a part of it.
 func (s server) route() string {
 	switch {
 	case s.plainHTTP():
 		return fmt.Sprintf("http.%d", s.port)
 	case s.httpsHTTP():
-		name := s.spec.GetPort().GetName()
-		if s.spec.GetName() != "" {
-			name = s.spec.GetName()
+		name := fmt.Sprintf("https.%d.%s.%s.%s", s.spec.GetPort().GetNumber(), dotless.Replace(s.name()), s.gw.Name, s.gw.Namespace)
+		if s.nth > 0 {
+			name += fmt.Sprintf("#%d", s.nth+1)
 		}
-		return fmt.Sprintf("https.%d.%s.%s.%s", s.spec.GetPort().GetNumber(), name, s.gw.Name, s.gw.Namespace)
+		return name
 	}
 	return ""
 }
+
+var dotless = strings.NewReplacer(".", "%2E", "%", "%25")
 
 // servers are all servers of the router, by the port they listen on; those of one port in the order of their Gateways'
 // age.
 func (v view) servers() []server {
 	var out []server
 	for _, gw := range v.s.Gateways(v.p.Labels) {
+		seen := map[string]int{}
 		for _, spec := range gw.Spec.GetServers() {
-			out = append(out, server{gw: gw, spec: spec, port: v.listenPort(spec.GetPort().GetNumber())})
+			s := server{gw: gw, spec: spec, port: v.listenPort(spec.GetPort().GetNumber())}
+			key := fmt.Sprint(spec.GetPort().GetNumber(), " ", s.name())
+			s.nth = seen[key]
+			seen[key]++
+			out = append(out, s)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b server) int { return cmp.Compare(a.port, b.port) })
@@ -253,7 +267,7 @@ func (gateway) route(v view, name string) (*xds.Resource, error) {
 	if len(servers) == 0 {
 		return nil, nil
 	}
-	return xds.NewResource(name, v.gatewayRoutes(name, servers))
+	return xds.NewResource(name, acceptable(v.gatewayRoutes(name, servers)))
 }
 
 func (gateway) ownClusters(s *snapshot.Snapshot, _ *Proxy) []*clusterv3.Cluster {

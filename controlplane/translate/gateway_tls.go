@@ -11,7 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// gatewayTLS is the TLS that ends at a server; nil when it has no certificate to show.
+// gatewayTLS is the TLS that ends at a server; nil when it has no certificate to show, or nobody to sign those of
+// the clients that it asks for.
 func (v view) gatewayTLS(s server) *corev3.TransportSocket {
 	settings := s.spec.GetTls()
 	common := &tlsv3.CommonTlsContext{TlsParams: serverVersions(settings), AlpnProtocols: inboundHTTPProtocol}
@@ -31,6 +32,9 @@ func (v view) gatewayTLS(s server) *corev3.TransportSocket {
 	}
 	switch settings.GetMode() {
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
+		if ca := settings.GetCaCertificates(); ca == "" || ca == systemRoots {
+			return nil // whoever has a public authority's certificate would be let in
+		}
 		common.ValidationContextType = clientValidation(settings)
 		context.RequireClientCertificate = boolean(settings.GetMode() == networking.ServerTLSSettings_MUTUAL)
 	}

@@ -80,6 +80,12 @@ var oddDocuments = map[string]string{
 	"TLS without names":                  oddDocument("DestinationRule", `{host: a, trafficPolicy: {tls: {mode: SIMPLE, insecureSkipVerify: true}}}`),
 	"mutual TLS without a certificate":   oddDocument("DestinationRule", `{host: a, trafficPolicy: {tls: {mode: MUTUAL, credentialName: x}}}`),
 	"policy with values of all sorts":    oddDocument("AuthorizationPolicy", `{rules: [{from: [{source: {principals: ["*", "a*", "*a", "[("], namespaces: ["*", "[a*"], ipBlocks: ["0.0.0.0/0", "::/0", "::1", "10.0.0.1/8"]}}], to: [{operation: {paths: ["*", "/[(*", "/{**}", "/a/{*}", "/{*}/{**}"], hosts: ["*", "[a*", "*:80"], methods: ["*"]}}], when: [{key: "request.headers[:path]", values: ["[*"]}, {key: source.ip, notValues: ["::/0"]}]}]}`),
+	"templates at the limits":            oddDocument("AuthorizationPolicy", `{action: DENY, rules: [{to: [{operation: {paths: ["/{**}/a", "/-._~%!$&'()+,;:@=/{*}", "/{**}/a/b/c", "/`+strings.Repeat("{*}/", 125)+`{**}/x", "/{*}/`+strings.Repeat("a", 253)+`"], notPaths: ["/a/{*}/%zz"]}}]}]}`),
+	"policy with long values":            oddDocument("AuthorizationPolicy", `{rules: [{from: [{source: {principals: ["*/`+strings.Repeat("a", 2040)+`"], notNamespaces: [`+strings.Repeat("b", 2048)+`]}}], to: [{operation: {hosts: [`+strings.Repeat("a", 255)+`]}}], when: [{key: "request.headers[x]", values: [`+strings.Repeat("a", 2047)+`]}]}]}`),
+	"large answer":                       oddRule("a", "mesh", `{directResponse: {status: 200, body: {string: `+strings.Repeat("x", config.MaxDirectResponse)+`}}}`),
+	"header at the limit":                oddRule("a", "mesh", `{headers: {request: {set: {a: `+strings.Repeat("x", 16384)+`, b: "`+strings.Repeat("%", 8192)+`"}}}, `+toA+`}`),
+	"line breaks where they may be":      oddRule("a", "mesh", `{name: "a\nb", match: [{name: "c\nd", statPrefix: "e\nf", uri: {exact: "/a\r\nb"}, headers: {a: {exact: "b\nc"}}, queryParams: {"d\ne": {exact: "f\ng"}}}, {uri: {prefix: "/a\r\nb"}}, {uri: {regex: "/a\nb"}}, {authority: {exact: "a\nb"}}], `+toA+`}`),
+	"expressions at the limits":          oddRule("a", "mesh", `{match: [{uri: {regex: '/[^/]{1000}'}}, {uri: {regex: '.{1000}'}}, {uri: {regex: '\pL{5}'}}, {uri: {regex: '[äöü-ÿ]{400}'}}, {uri: {regex: '\\x{100}[\x{80}-\x{ff}]{1000}\377'}}, {uri: {regex: '[acegikmoqsuwyACEGIKMOQSUWY0]{1000}'}}, {uri: {regex: '(?i)[a-z]\p{Greek}.*'}}], `+toA+`}`),
 	"ports of all sorts":                 oddDocument("PeerAuthentication", `{selector: {matchLabels: {app: a}}, mtls: {}, portLevelMtls: {8080: {mode: UNSET}, 1: {mode: STRICT}}}`),
 	"ServiceEntry of addresses":          oddDocument("ServiceEntry", `{hosts: ["a.b.c", "*.b.c"], addresses: [10.0.0.0/8, 1.2.3.4, "::1"], resolution: NONE, ports: [{number: 80, name: http, protocol: HTTP}, {number: 443, name: tls, protocol: TLS}, {number: 53, name: udp, protocol: UDP}]}`),
 	"ServiceEntry of names":              oddDocument("ServiceEntry", `{hosts: ["a.b.c"], resolution: DNS_ROUND_ROBIN, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: a.example.com, weight: 4294967295}]}`),
@@ -120,7 +126,12 @@ func (e *envoy) taste(p *plane, version, document string) (complaint string) {
 	if _, problems := config.Parse("odd.yaml", []byte(document)); refused(problems) {
 		return fmt.Sprintf("it is not let in, and belongs into the tests of that: %v", problems)
 	}
-	m := newTestMesh(e.t, nil, oddBase, document)
+	return e.tasteMesh(p, version, newTestMesh(e.t, nil, oddBase, document))
+}
+
+// tasteMesh is taste of a mesh that is there already.
+func (e *envoy) tasteMesh(p *plane, version string, m *testMesh) (complaint string) {
+	e.t.Helper()
 	for _, description := range oddProxies {
 		p.push(state{snap: m.snap, as: elsewhere(proxy(e.t, description), version)}, snapshot.Change{Full: true})
 		eventually(e.t, func() string {

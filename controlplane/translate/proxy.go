@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -92,11 +93,11 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		return nil, err
 	}
 	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
-	if m.Name != "" {
-		p.Name = m.Name
+	if p.Name, err = agreed("NAME", p.Name, m.Name); err != nil {
+		return nil, fmt.Errorf("node %q: %w", p.ID, err)
 	}
-	if m.Namespace != "" {
-		p.Namespace = m.Namespace
+	if p.Namespace, err = agreed("NAMESPACE", p.Namespace, m.Namespace); err != nil {
+		return nil, fmt.Errorf("node %q: %w", p.ID, err)
 	}
 	if p.Namespace == "" {
 		return nil, fmt.Errorf("node %q: it has no namespace: the agent sends one as NAMESPACE in the node's metadata", p.ID)
@@ -111,6 +112,15 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		return nil, fmt.Errorf("node %q: metadata POD_PORTS: %w", p.ID, err)
 	}
 	return p, nil
+}
+
+// agreed is what both the node's id and its metadata say, as far as they say anything. One that contradicts itself would
+// be served as the one and shown as the other.
+func agreed(field, id, metadata string) (string, error) {
+	if id != "" && metadata != "" && id != metadata {
+		return "", fmt.Errorf("its id says %q, and its metadata %s %q: the agent sends the same in both", id, field, metadata)
+	}
+	return cmp.Or(id, metadata), nil
 }
 
 func readMetadata(s *structpb.Struct) (metadata, error) {

@@ -44,18 +44,20 @@ func TestProxyThatClaimsToBeSomeoneElseIsRefused(t *testing.T) {
 
 func TestNodeThatCannotBeServedIsToldWhatToDo(t *testing.T) {
 	for want, n := range map[string]*corev3.Node{
-		"has not the form type~address~name.namespace~domain":  {Id: "envoy"},
-		"use sidecar or router":                                {Id: "ztunnel~1.2.3.4~a.b~c"},
-		"ParseAddr":                                            {Id: "sidecar~x~a.b~c"},
-		"sends one as NAMESPACE":                               {Id: "sidecar~1.2.3.4~a~c"},
-		"set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT": node(t, "sidecar a.b 127.0.0.9 INTERCEPTION_MODE=TPROXY"),
-		"set ISTIO_META_APP_ADDRESS":                           node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=127.0.0.9"),
-		"metadata APP_ADDRESS":                                 node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=app"),
-		"has not the form host:port=address:port":              node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
-		"has not the form port=address:port":                   node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
-		"metadata INSTANCE_IPS":                                node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
-		"metadata POD_PORTS":                                   node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
-		"metadata LABELS":                                      {Id: "sidecar~1.2.3.4~a.b~c", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"LABELS": structpb.NewStringValue("x")}}},
+		"has not the form type~address~name.namespace~domain":      {Id: "envoy"},
+		"use sidecar or router":                                    {Id: "ztunnel~1.2.3.4~a.b~c"},
+		"ParseAddr":                                                {Id: "sidecar~x~a.b~c"},
+		"sends one as NAMESPACE":                                   {Id: "sidecar~1.2.3.4~a~c"},
+		"set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT":     node(t, "sidecar a.b 127.0.0.9 INTERCEPTION_MODE=TPROXY"),
+		"set ISTIO_META_APP_ADDRESS":                               node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=127.0.0.9"),
+		"metadata APP_ADDRESS":                                     node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=app"),
+		"has not the form host:port=address:port":                  node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
+		"has not the form port=address:port":                       node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
+		"metadata INSTANCE_IPS":                                    node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
+		"metadata POD_PORTS":                                       node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
+		`its id says "prod", and its metadata NAMESPACE "default"`: {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("default")}}},
+		`its id says "x", and its metadata NAME "y"`:               {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("y")}}},
+		"metadata LABELS":                                          {Id: "sidecar~1.2.3.4~a.b~c", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"LABELS": structpb.NewStringValue("x")}}},
 	} {
 		if _, err := translate.ParseProxy(n, ""); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, without %q", n.GetId(), err, want)

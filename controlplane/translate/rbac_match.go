@@ -12,6 +12,8 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	templatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/path/match/uri_template/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // pattern is a value as policies write them: "value", "prefix*", "*suffix", or "*", which is: any that is not empty.
@@ -200,11 +202,30 @@ func hostPermission(v string) *rbacv3.Permission {
 	}}}
 }
 
+func isTemplate(path string) bool {
+	return strings.Contains(path, "{*}") || strings.Contains(path, "{**}")
+}
+
+// pathFits says whether Envoy takes a path: one of a template that it does not know would be its end.
+func pathFits(v string) bool {
+	if !isTemplate(v) {
+		return true
+	}
+	_, err := config.EnvoyPathTemplate(v)
+	return err == nil
+}
+
+// hostFits says whether Envoy takes the expression that a host becomes.
+func hostFits(v string) bool { return len(v) <= config.MaxPolicyHost }
+
 // pathPermission matches the path without its query: a pattern, or a template with {*} for one segment and {**} for any
 // number of them.
 func pathPermission(v string) *rbacv3.Permission {
-	if strings.Contains(v, "{*}") || strings.Contains(v, "{**}") {
-		template := strings.NewReplacer("{*}", "*", "{**}", "**").Replace(v)
+	if isTemplate(v) {
+		template, err := config.EnvoyPathTemplate(v)
+		if err != nil {
+			return noPermission()
+		}
 		return &rbacv3.Permission{Rule: &rbacv3.Permission_UriTemplate{UriTemplate: &corev3.TypedExtensionConfig{
 			Name:        "envoy.path.match.uri_template.uri_template_matcher",
 			TypedConfig: anyOf(&templatev3.UriTemplateMatchConfig{PathTemplate: template}),

@@ -1,10 +1,13 @@
 package translate
 
 import (
+	"slices"
 	"strings"
 
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // ruleCompiler turns one rule of an AuthorizationPolicy into a policy of Envoy's.
@@ -45,7 +48,30 @@ func (c ruleCompiler) compile(rule *security.Rule) *rbacv3.Policy {
 	if len(policy.Principals) == 0 || len(policy.Permissions) == 0 {
 		return nil
 	}
-	return policy
+	return c.accepted(policy)
+}
+
+// accepted is the policy where Envoy takes it. For one that it does not take it would keep all that it was sent with out
+// of force: what denies denies everything then, and what allows allows nothing.
+func (c ruleCompiler) accepted(policy *rbacv3.Policy) *rbacv3.Policy {
+	switch {
+	case policy.Validate() == nil:
+		return policy
+	case !c.deny:
+		return nil
+	}
+	return &rbacv3.Policy{Principals: []*rbacv3.Principal{andIDs(nil)}, Permissions: []*rbacv3.Permission{andRules(nil)}}
+}
+
+// fit says whether all values are such as Envoy takes. A condition with another is left out of a rule that denies, and
+// makes one that allows impossible.
+func fit(values, not []string, fits func(string) bool) bool {
+	for _, v := range slices.Concat(values, not) {
+		if len(v) > config.MaxPolicyValue || fits != nil && !fits(v) {
+			return false
+		}
+	}
+	return true
 }
 
 // source compiles the parts of a source, all of which have to hold; false when that cannot be.
@@ -65,9 +91,9 @@ func (c ruleCompiler) source(s *security.Source) ([]*rbacv3.Principal, bool) {
 func (c ruleCompiler) operation(o *security.Operation) ([]*rbacv3.Permission, bool) {
 	rules := ruleList{c: c}
 	rules.add(o.GetPorts(), o.GetNotPorts(), portPermission)
-	rules.addRequest(o.GetHosts(), o.GetNotHosts(), hostPermission)
+	rules.addFitting(o.GetHosts(), o.GetNotHosts(), hostFits, hostPermission)
 	rules.addRequest(o.GetMethods(), o.GetNotMethods(), methodPermission)
-	rules.addRequest(o.GetPaths(), o.GetNotPaths(), pathPermission)
+	rules.addFitting(o.GetPaths(), o.GetNotPaths(), pathFits, pathPermission)
 	return rules.rules, !rules.impossible
 }
 
@@ -110,6 +136,10 @@ type idList struct {
 
 // add adds: one of the values, and none of the others.
 func (l *idList) add(values, not []string, match func(string) *rbacv3.Principal) {
+	if !fit(values, not, nil) {
+		l.impossible = l.impossible || !l.c.deny
+		return
+	}
 	if len(values) > 0 {
 		l.ids = append(l.ids, orIDs(values, match))
 	}
@@ -136,7 +166,20 @@ type ruleList struct {
 	impossible bool
 }
 
+// addFitting is addRequest for values of which Envoy does not take all.
+func (l *ruleList) addFitting(values, not []string, fits func(string) bool, match func(string) *rbacv3.Permission) {
+	if !fit(values, not, fits) {
+		l.impossible = l.impossible || !l.c.deny
+		return
+	}
+	l.addRequest(values, not, match)
+}
+
 func (l *ruleList) add(values, not []string, match func(string) *rbacv3.Permission) {
+	if !fit(values, not, nil) {
+		l.impossible = l.impossible || !l.c.deny
+		return
+	}
 	if len(values) > 0 {
 		l.rules = append(l.rules, orRules(values, match))
 	}

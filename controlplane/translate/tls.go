@@ -10,15 +10,18 @@ import (
 const (
 	workloadSecret = "default"
 	rootSecret     = "ROOTCA"
+	// systemRoots stands for a file of roots: those that the system trusts.
+	systemRoots = "system"
 )
 
 // fileCertificate is the name under which the agent serves a certificate and key from files.
 func fileCertificate(certificate, key string) string { return "file-cert:" + certificate + "~" + key }
 
-// fileRoot is the name under which the agent serves roots from a file, or the system's.
+// fileRoot is the name under which the agent serves roots from a file, or the system's: for servers that are called. No
+// server of ours lets in whom the system trusts (see gatewayTLS).
 func fileRoot(file string) string {
 	if file == "" {
-		file = "system"
+		file = systemRoots
 	}
 	return "file-root:" + file
 }

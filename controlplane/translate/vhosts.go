@@ -23,7 +23,7 @@ type routesKey struct {
 // cachedRoutes makes a route configuration once for all proxies that it is the same for.
 func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
 	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels()}
-	return v.s.Cache.Get(key, func() (*xds.Resource, error) { return xds.NewResource(name, build()) })
+	return v.s.Cache.Get(key, func() (*xds.Resource, error) { return xds.NewResource(name, acceptable(build())) })
 }
 
 // askedLabels are the proxy's labels as far as rules ask for the caller's.

@@ -158,16 +158,21 @@ func (w *world) expect(code int, text string, ask func() answer) {
 
 // https asks the gateway, and believes its certificate only.
 func (w *world) https(host string, certs []tls.Certificate) answer {
+	return w.httpsAs(host, host, certs)
+}
+
+// httpsAs is https with one name in the TLS handshake and another in the request.
+func (w *world) httpsAs(sni, host string, certs []tls.Certificate) answer {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(w.plane.ca.pem)
 	transport := &http.Transport{
 		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{RootCAs: roots, ServerName: host, Certificates: certs},
+		TLSClientConfig:   &tls.Config{RootCAs: roots, ServerName: sni, Certificates: certs},
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, network, w.text("NET.1.1:8443"))
 		},
 	}
-	if host != "shop.example.com" { // the test's certificate is for that name
+	if sni != "shop.example.com" { // the test's certificate is for that name
 		transport.TLSClientConfig.InsecureSkipVerify = true
 	}
 	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" + host + "/x")
