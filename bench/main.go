@@ -62,12 +62,15 @@ func run() error {
 	}
 	defer os.RemoveAll(b.dir)
 	parts := strings.Split(*only, ",")
-	for name, measure := range map[string]func(context.Context) error{"startup": b.startup, "path": b.path} {
-		if !slices.Contains(parts, name) {
+	for _, part := range []struct {
+		name    string
+		measure func(context.Context) error
+	}{{"startup", b.startup}, {"path", b.path}} {
+		if !slices.Contains(parts, part.name) {
 			continue
 		}
-		if err := measure(ctx); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		if err := part.measure(ctx); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
 		}
 	}
 	return ctx.Err()

@@ -45,7 +45,7 @@ func (b *bench) startup(ctx context.Context) error {
 	}
 	defer func() { _ = stop() }() // it only served the measurement
 	var agent, alone, extra []time.Duration
-	var memory []float64
+	var memory []weight
 	for round := range b.rounds + 1 {
 		a, rss, err := b.startAgent(ctx, round == b.rounds)
 		if err != nil {
@@ -59,7 +59,7 @@ func (b *bench) startup(ctx context.Context) error {
 			continue
 		}
 		agent, alone, extra = append(agent, a), append(alone, e), append(extra, a-e)
-		if rss > 0 {
+		if rss != (weight{}) {
 			memory = append(memory, rss)
 		}
 	}
@@ -68,10 +68,16 @@ func (b *bench) startup(ctx context.Context) error {
 	fmt.Printf("start to ready, medians of %d in turn\n", b.rounds)
 	fmt.Printf("  Envoy alone, same bootstrap, warm xDS and SDS   %6.1f ms\n", ms(median(alone)))
 	fmt.Printf("  agent and Envoy                                 %6.1f ms   x%.2f, +%.1f ms\n", ms(median(agent)), ratio, ms(median(extra)))
-	fmt.Printf("resident memory of the agent, 5 s after ready\n")
-	fmt.Printf("  VmRSS                                           %6.1f MiB\n", medianOf(memory))
+	fmt.Printf("resident memory of the agent (VmRSS)\n")
+	for _, w := range memory {
+		fmt.Printf("  when ready                                      %6.1f MiB\n", w.ready)
+		fmt.Printf("  10 s later                                      %6.1f MiB\n", w.settled)
+	}
 	return nil
 }
+
+// weight is the agent's resident memory in MiB.
+type weight struct{ ready, settled float64 }
 
 func (b *bench) startPlane(ctx context.Context) (stop func() error, err error) {
 	dir := filepath.Join(b.dir, "config")
@@ -139,23 +145,23 @@ func (b *bench) agentEnv() []string {
 }
 
 // startAgent measures one start of the agent with its Envoy, and, when asked, the agent's memory once it is at rest.
-func (b *bench) startAgent(ctx context.Context, weigh bool) (took time.Duration, rss float64, err error) {
+func (b *bench) startAgent(ctx context.Context, weigh bool) (took time.Duration, rss weight, err error) {
 	dir, err := b.workDir("agent")
 	if err != nil {
-		return 0, 0, err
+		return 0, rss, err
 	}
 	began := time.Now()
 	cmd := exec.Command(filepath.Join(b.bin, "pilotfish-agent"), "proxy", "sidecar")
 	cmd.Dir, cmd.Env = dir, b.agentEnv()
 	log, err := os.Create(filepath.Join(b.dir, "agent.log"))
 	if err != nil {
-		return 0, 0, err
+		return 0, rss, err
 	}
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
-		return 0, 0, err
+		return 0, rss, err
 	}
 	defer func() {
 		_ = cmd.Process.Signal(syscall.SIGINT)
@@ -165,12 +171,15 @@ func (b *bench) startAgent(ctx context.Context, weigh bool) (took time.Duration,
 	ready, err := awaitOK(ctx, "http://"+proxyAddress+":15020/healthz/ready")
 	if err != nil {
 		text, _ := os.ReadFile(log.Name())
-		return 0, 0, fmt.Errorf("agent: %w\n%s", err, text)
+		return 0, rss, fmt.Errorf("agent: %w\n%s", err, text)
 	}
 	if weigh {
-		time.Sleep(5 * time.Second)
-		if rss, err = residentMiB(cmd.Process.Pid); err != nil {
-			return 0, 0, err
+		if rss.ready, err = residentMiB(cmd.Process.Pid); err != nil {
+			return 0, rss, err
+		}
+		time.Sleep(10 * time.Second)
+		if rss.settled, err = residentMiB(cmd.Process.Pid); err != nil {
+			return 0, rss, err
 		}
 	}
 	return ready.Sub(began), rss, nil
