@@ -1,7 +1,7 @@
 # The sidecar image: the agent on the upstream distroless Envoy image, as the pod's user 1337.
 #
 #   docker build -t pilotfish/proxy .
-#   docker build -t pilotfish/proxy --build-arg ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.37.0 .
+#   docker build -t pilotfish/proxy --build-arg ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0 .
 
 ARG ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0
 

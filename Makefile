@@ -11,9 +11,9 @@ PKG     := github.com/pilotfish-mesh/pilotfish
 TAGS    := grpcnotrace
 LDFLAGS := -s -w -X $(PKG)/version.Version=$(VERSION) -X $(PKG)/version.Commit=$(COMMIT)
 
-# The Envoy that the project is built for, and the oldest one that goes through the same tests.
-ENVOY_VERSION     := 1.40.0
-OLD_ENVOY_VERSION := 1.37.0
+# The Envoy that the project is built for, and the older ones that go through the same tests.
+ENVOY_VERSION      := 1.40.0
+OLD_ENVOY_VERSIONS := 1.38.3 1.36.4
 
 BINARIES := pilotfish pilotfish-agent pilotfish-cni
 LINT     := go tool -modfile=tools/go.mod staticcheck
@@ -32,8 +32,8 @@ build: check-tools ## put pilotfish, pilotfish-agent and pilotfish-cni into bin/
 	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
 
 .PHONY: envoy
-envoy: ## install the pinned Envoys (1.40.0 and, for tests, 1.37.0) into the cache
-	@scripts/envoy.sh $(ENVOY_VERSION) $(OLD_ENVOY_VERSION)
+envoy: ## install the pinned Envoys (1.40.0 and, for tests, 1.38.3 and 1.36.4) into the cache
+	@scripts/envoy.sh $(ENVOY_VERSION) $(OLD_ENVOY_VERSIONS)
 
 .PHONY: demo
 demo: build ## bring up the book shop: a whole mesh on this machine; Ctrl-C ends it (DEMO_FLAGS are passed on)

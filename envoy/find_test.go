@@ -67,7 +67,7 @@ func TestNamedEnvoyThatIsUnfitIsAnErrorAndNoReasonToLookFurther(t *testing.T) {
 		{"missing", filepath.Join(dir, "none"), new(*NotFoundError), []string{"no such file"}},
 		{"folder", folder, new(*NotFoundError), []string{"is a directory"}},
 		{"not executable", plain, new(*NotFoundError), []string{"is not executable"}},
-		{"too old", fakeEnvoy(t, dir, "old", "1.36.4"), new(*TooOldError), []string{"1.36.4", "1.37.0"}},
+		{"too old", fakeEnvoy(t, dir, "old", "1.35.9"), new(*TooOldError), []string{"1.35.9", "1.36.0"}},
 		{"another program", script(t, dir, "other", "echo Laravel Envoy 2.10"), new(*NotEnvoyError), []string{"Laravel Envoy 2.10"}},
 		{"fails", script(t, dir, "fails", "echo no libc >&2; exit 127"), new(*NotEnvoyError), []string{"exit status 127", "no libc"}},
 		{"endless", script(t, dir, "endless", "sleep 600"), new(*NotEnvoyError), []string{"within 100ms"}},

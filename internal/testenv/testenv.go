@@ -12,11 +12,16 @@ import (
 	"testing"
 )
 
-// The two Envoys that every end-to-end promise is tested with. scripts/envoy.sh installs them.
+// The Envoys that promises are tested with: the one that the project is built for, the oldest that works, and one
+// between them. scripts/envoy.sh installs them.
 const (
 	EnvoyVersion    = "1.40.0"
-	OldEnvoyVersion = "1.37.0"
+	MidEnvoyVersion = "1.38.3"
+	OldEnvoyVersion = "1.36.4"
 )
+
+// EnvoyVersions are all of them, the newest first.
+func EnvoyVersions() []string { return []string{EnvoyVersion, MidEnvoyVersion, OldEnvoyVersion} }
 
 // Root is the root folder of the checkout.
 func Root() string {
