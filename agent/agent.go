@@ -38,6 +38,7 @@ type Agent struct {
 	// servers serve Envoy, and outlive it; envoy is nil when the agent was told to run none.
 	servers []part
 	envoy   *envoyPart
+	control *control // takes the orders that are not offered on TCP
 
 	quit    chan struct{} // closed by /quitquitquit
 	askQuit sync.Once
@@ -56,6 +57,7 @@ func New(o Options) (*Agent, error) {
 		quit:      make(chan struct{}),
 	}
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	a.control = newControl(o.Config, o.Logger)
 	var err error
 	if a.file, err = writeBootstrap(o.Config, a.bootstrap); err != nil {
 		return nil, err
@@ -90,6 +92,7 @@ func (a *Agent) makeParts() ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
+	parts = append(parts, a.control.part())
 	return append([]part{{name: "status", run: server.Run}}, parts...), nil
 }
 

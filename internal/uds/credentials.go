@@ -3,7 +3,6 @@ package uds
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 
@@ -31,10 +30,7 @@ type AuthInfo struct {
 func (AuthInfo) AuthType() string { return "unix-peer" }
 
 func (c *peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	peer, err := PeerOf(conn)
-	if err == nil && !c.users.allow(peer.UID) {
-		err = fmt.Errorf("process %d of user %d may not connect to %s: only users %s may", peer.PID, peer.UID, conn.LocalAddr(), c.users)
-	}
+	peer, err := c.users.check(conn)
 	if err != nil {
 		c.logger.Warn("connection refused", "socket", conn.LocalAddr().String(), "error", err)
 		return nil, nil, err

@@ -120,3 +120,37 @@ func TestPeerIsJudgedByItsUser(t *testing.T) {
 		})
 	}
 }
+
+func TestOnlyTheUsersNamedGetThrough(t *testing.T) {
+	own := uint32(os.Geteuid())
+	for name, c := range map[string]struct {
+		users Users
+		want  bool
+	}{"own": {Users{own}, true}, "other": {Users{own + 1}, false}} {
+		t.Run(name, func(t *testing.T) {
+			l, err := Listen(filepath.Join(t.TempDir(), "s"), 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			only := Only(l, c.users, slog.New(slog.DiscardHandler))
+			accepted := make(chan bool, 1)
+			go func() {
+				conn, err := only.Accept()
+				if err == nil {
+					_, _ = conn.Write([]byte("x"))
+					_ = conn.Close()
+				}
+				accepted <- err == nil
+			}()
+			client, err := net.Dial("unix", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, _ := client.Read(make([]byte, 1))
+			_, _ = client.Close(), only.Close()
+			if got := <-accepted; got != c.want || (n == 1) != c.want {
+				t.Errorf("accepted: %v, bytes read: %d; want let in: %v", got, n, c.want)
+			}
+		})
+	}
+}
