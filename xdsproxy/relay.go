@@ -111,6 +111,7 @@ type Relay struct {
 	log    *slog.Logger
 	book   *ledger
 	uplink *uplink
+	health health
 
 	mu      sync.Mutex
 	current *session // the stream of Envoy in force

@@ -42,6 +42,8 @@ type session struct {
 	keptBytes  int
 	answered   bool
 	overflowed bool
+	// listening says that Envoy has asked for listeners. Only send, of which there is one at a time, uses it.
+	listening bool
 }
 
 // serve is the handler of one stream of Envoy. What the stream needs runs beside it, because only the handler's return
@@ -172,8 +174,14 @@ func (s *session) send(ctx context.Context, upstream grpc.ClientStream) {
 			return
 		}
 	}
+	health := healthTeller{relay: s.relay, proto: s.proto, upstream: upstream}
 	for {
+		changed, err := health.tell(s.listening)
+		if err != nil {
+			return
+		}
 		select {
+		case <-changed:
 		case f, ok := <-s.requests:
 			if !ok {
 				s.finished.Store(true)
@@ -199,6 +207,7 @@ func (s *session) observe(f *frame) {
 		s.relay.log.Warn("a request of Envoy could not be read; it is passed on as it is", "error", err)
 		return
 	}
+	s.listening = s.listening || r.typeURL == listenerType
 	if nack := s.relay.book.request(s.proto, r); nack {
 		s.relay.log.Warn("Envoy rejected its configuration", "type", r.typeURL, "reason", r.reason)
 	}

@@ -1,0 +1,115 @@
+package xdsproxy
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/codes"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// said is what a control plane heard, in order: the type, and for a report of health its verdict.
+func said(typeURL string, code int32, message string) string {
+	if typeURL != healthType {
+		return shortType(typeURL)
+	}
+	if code == 0 {
+		return "healthy"
+	}
+	return fmt.Sprintf("%s: %s", codes.Code(code), message)
+}
+
+func expectHeard(t *testing.T, heard <-chan string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if got := <-heard; got != w {
+			t.Fatalf("the control plane heard %q, want %q", got, w)
+		}
+	}
+}
+
+func TestHealthIsToldOnChangeAndOnEachNewStream(t *testing.T) {
+	heard := make(chan string, 100)
+	cp := &upstream{
+		sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+			for {
+				r, err := s.Recv()
+				if err != nil {
+					return err
+				}
+				heard <- said(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
+			}
+		},
+		delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+			for {
+				r, err := s.Recv()
+				if err != nil {
+					return err
+				}
+				heard <- said(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
+			}
+		},
+	}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	first := sotwStream(t, relay)
+	relay.ReportHealth(true, "")
+	send(t, first, &discoveryv3.DiscoveryRequest{TypeUrl: clusterType})
+	send(t, first, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType})
+	expectHeard(t, heard, "Cluster", "Listener", "healthy")
+
+	relay.ReportHealth(true, "")
+	relay.ReportHealth(false, "GET /ready: 503")
+	relay.ReportHealth(false, "GET /ready: 500")
+	expectHeard(t, heard, "Internal: GET /ready: 503")
+	send(t, first, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType, ResourceNames: []string{"x"}})
+	expectHeard(t, heard, "Listener")
+
+	second := deltaStream(t, relay)
+	for _, typeURL := range []string{clusterType, listenerType} {
+		if err := second.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expectHeard(t, heard, "Cluster", "Listener", "Internal: GET /ready: 503")
+	relay.ReportHealth(true, "")
+	expectHeard(t, heard, "healthy")
+	if s := typeStatus(relay, healthType); s.Requests != 0 {
+		t.Errorf("reports of health are booked as Envoy's requests: %+v", s)
+	}
+}
+
+// TestHealthIsToldAgainAfterTheControlPlaneWasAway: it may be another one, which knows nothing.
+func TestHealthIsToldAgainAfterTheControlPlaneWasAway(t *testing.T) {
+	heard := make(chan string, 100)
+	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		for {
+			r, err := s.Recv()
+			if err != nil {
+				return err
+			}
+			heard <- said(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
+		}
+	}}
+	address, stop := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	relay.ReportHealth(false, "exit code 1\xff")
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType})
+	expectHeard(t, heard, "Listener", "Internal: exit code 1\uFFFD")
+	connected(t, relay)
+	stop()
+	testenv.Eventually(t, "the loss is noticed", func() error {
+		if relay.Status().Connected {
+			return errors.New("still connected")
+		}
+		return nil
+	})
+	relay.ReportHealth(true, "")
+	cp.listen(t, address, nil)
+	// The control plane never answered, so that the stream of Envoy goes on, and what it said is said again.
+	expectHeard(t, heard, "Listener", "healthy")
+}
