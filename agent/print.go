@@ -30,11 +30,7 @@ func newReport(c *Config, withBootstrap bool) (*report, error) {
 }
 
 func bootstrapJSON(c *Config) ([]byte, error) {
-	b, err := bootstrap.Build(c.bootstrap(istioVersion))
-	if err != nil {
-		return nil, err
-	}
-	return bootstrap.JSON(b)
+	return bootstrap.Render(c.bootstrap(istioVersion))
 }
 
 // The formats that reports are printed in.

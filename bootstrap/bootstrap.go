@@ -79,7 +79,7 @@ func JSON(b *bootstrapv3.Bootstrap) ([]byte, error) {
 // initial fetch timeout): a proxy without configuration must not become ready.
 func dynamicResources(c Config) *bootstrapv3.Bootstrap_DynamicResources {
 	apiType := corev3.ApiConfigSource_DELTA_GRPC
-	if c.SotW {
+	if c.SotW && c.Type != Waypoint {
 		apiType = corev3.ApiConfigSource_GRPC
 	}
 	ads := func() *corev3.ConfigSource {

@@ -19,8 +19,9 @@ type Type string
 
 // The types of proxy that can be bootstrapped.
 const (
-	Sidecar Type = "sidecar"
-	Router  Type = "router"
+	Sidecar  Type = "sidecar"
+	Router   Type = "router"
+	Waypoint Type = "waypoint"
 )
 
 // Config is all that a bootstrap depends on.
@@ -44,7 +45,7 @@ type Config struct {
 	ControlPlaneRoot string
 	IstioVersion     string // told as ISTIO_VERSION when Metadata has none
 
-	// SotW asks for state-of-the-world ADS (api_type GRPC) instead of delta.
+	// SotW asks for state-of-the-world ADS (api_type GRPC) instead of delta. A waypoint always asks for delta.
 	SotW bool
 	// Bind, when valid, is the one address for Envoy's admin, readiness and Prometheus ports and for the agent's status
 	// port, in place of localhost (admin, agent) and the wildcard (the others).
@@ -61,6 +62,32 @@ type Config struct {
 	CountConnections bool
 	// OutlierLog is where Envoy logs ejections of endpoints; empty: nowhere.
 	OutlierLog string
+
+	// MemoryLimit is how many bytes the container may use in all, Envoy and agent together. With one, Envoy sheds load
+	// before the kernel kills it. 0: no limit.
+	MemoryLimit uint64
+	// LocalMetrics binds the Prometheus port to localhost alone.
+	LocalMetrics bool
+	// SecureMetricsPort and SecureMergedMetricsPort are ports that give Envoy's own and the agent's merged statistics to
+	// clients with a certificate of the mesh. 0: none.
+	SecureMetricsPort, SecureMergedMetricsPort uint32
+	// TracingProvider is the mesh's default provider of tracing. ProxyConfig's own tracing wins over it. Nil: none.
+	TracingProvider *meshv1.MeshConfig_ExtensionProvider
+
+	// Override changes the bootstrap: a JSON or YAML object is merged into it, a list is a JSON patch (RFC 6902).
+	// OverrideFile names it in errors.
+	Override     []byte
+	OverrideFile string
+	// Custom takes the bootstrap's place: a whole bootstrap in JSON or YAML. CustomFile names it in errors.
+	Custom     []byte
+	CustomFile string
+	// HostIP stands for $(HOST_IP) in Override and Custom.
+	HostIP string
+
+	// WorkingDir is what relative paths are relative to, for readers of the gRPC bootstrap, who work elsewhere; empty: /.
+	WorkingDir string
+	// CertDir is where certificates are written for clients that do not speak SDS; empty: nowhere.
+	CertDir string
 }
 
 // DefaultSDSSocket is where the agent serves certificates unless told otherwise.
@@ -77,8 +104,8 @@ const (
 
 // withDefaults fills in what may be left out and refuses what may not.
 func (c Config) withDefaults() (Config, error) {
-	if c.Type != Sidecar && c.Type != Router {
-		return c, fmt.Errorf("bootstrap: proxy type %q is not known; use %q or %q", c.Type, Sidecar, Router)
+	if c.Type != Sidecar && c.Type != Router && c.Type != Waypoint {
+		return c, fmt.Errorf("bootstrap: proxy type %q is not known; use %q, %q or %q", c.Type, Sidecar, Router, Waypoint)
 	}
 	if len(c.IPs) == 0 {
 		return c, fmt.Errorf("bootstrap: the proxy has no IP address; set INSTANCE_IP to the address it is reached at")

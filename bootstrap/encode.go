@@ -1,8 +1,6 @@
 package bootstrap
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -30,14 +28,7 @@ func Encode(c Config) ([]byte, error) {
 	if e.err != nil {
 		return nil, e.err
 	}
-	var out bytes.Buffer
-	j := json.NewEncoder(&out)
-	j.SetEscapeHTML(false)
-	j.SetIndent("", "  ")
-	if err := j.Encode(tree); err != nil {
-		return nil, fmt.Errorf("bootstrap: encoding it as JSON: %w", err)
-	}
-	return out.Bytes(), nil
+	return indented(tree)
 }
 
 // encoder turns generated messages into what encoding/json writes, by the rules of protobuf's JSON.
