@@ -115,6 +115,7 @@ type Relay struct {
 
 	mu      sync.Mutex
 	current *session // the stream of Envoy in force
+	order   succession
 
 	// streams counts what still runs on behalf of Envoy's streams.
 	streams sync.WaitGroup

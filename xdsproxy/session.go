@@ -27,11 +27,13 @@ var errDisplaced = errors.New("a newer stream took its place")
 
 // session is one stream of Envoy.
 type session struct {
-	relay  *Relay
-	proto  variant
-	envoy  grpc.ServerStream
-	ctx    context.Context // ends with the stream, or when a newer one displaces it
-	cancel context.CancelCauseFunc
+	relay *Relay
+	proto variant
+	envoy grpc.ServerStream
+	// process is the id of the Envoy that the stream belongs to, or 0.
+	process int32
+	ctx     context.Context // ends with the stream, or when a newer one displaces it
+	cancel  context.CancelCauseFunc
 	// requests come from the reader; it is closed when Envoy has nothing more to say.
 	requests chan *frame
 	finished atomic.Bool // Envoy has ended its side
@@ -51,8 +53,10 @@ type session struct {
 func (r *Relay) serve(v variant, stream grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
-	s := &session{relay: r, proto: v, envoy: stream, ctx: ctx, cancel: cancel, requests: make(chan *frame)}
-	r.enter(s)
+	s := &session{relay: r, proto: v, envoy: stream, process: processOf(stream.Context()), ctx: ctx, cancel: cancel, requests: make(chan *frame)}
+	if err := r.await(s); err != nil {
+		return status.FromContextError(err).Err()
+	}
 	defer r.leave(s)
 
 	result := make(chan error, 1)
@@ -66,28 +70,6 @@ func (r *Relay) serve(v variant, stream grpc.ServerStream) error {
 			return status.Error(codes.Aborted, errDisplaced.Error())
 		}
 		return status.FromContextError(ctx.Err()).Err()
-	}
-}
-
-// enter makes the session the one in force.
-func (r *Relay) enter(s *session) {
-	r.mu.Lock()
-	old := r.current
-	r.current = s
-	r.book.envoyConnected(s.proto)
-	r.mu.Unlock()
-	if old != nil {
-		old.cancel(errDisplaced)
-		r.log.Info("a new stream of Envoy displaces the old one")
-	}
-}
-
-func (r *Relay) leave(s *session) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.current == s {
-		r.current = nil
-		r.book.envoyDisconnected()
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -21,7 +22,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if sockets := os.Getenv(bridgeEnv); sockets != "" {
+		bridge(sockets)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const clusterURL = clusterType
 
