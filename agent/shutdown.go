@@ -23,7 +23,7 @@ const (
 
 // stop ends Envoy within one deadline: clients are told to go and given time for it, Envoy is asked to end, and killed
 // when the deadline passes.
-func (e *envoyPart) stop(p *envoy.Process) {
+func (e *envoyPart) stop(i *instance) {
 	c := e.Config.Shutdown
 	e.draining.Store(true)
 	deadline, cancel := context.WithTimeout(context.Background(), c.Drain+c.Stop)
@@ -38,11 +38,12 @@ func (e *envoyPart) stop(p *envoy.Process) {
 		e.Logger.Info("stopping Envoy, which was drained before")
 	default:
 		e.Logger.Info("draining", "for", c.Drain, "untilIdle", c.WhenIdle)
-		e.Logger.Info("stopping Envoy", "because", e.drainUntil(drain, p))
+		e.Logger.Info("stopping Envoy", "because", e.drainUntil(drain, i))
 	}
 	last, cancelLast := e.lastGrace(deadline)
 	defer cancelLast()
-	p.Stop(last)
+	i.enter(Stopping)
+	i.process.Stop(last)
 }
 
 // lastGrace is the time that Envoy has to end: to the deadline, or less when the agent is asked again to stop.
@@ -71,22 +72,22 @@ func (e *envoyPart) quitting() bool {
 }
 
 // drainUntil tells clients to go, and says why it stopped waiting for them.
-func (e *envoyPart) drainUntil(ctx context.Context, p *envoy.Process) string {
-	if err := e.tellClients(ctx, false); err != nil {
+func (e *envoyPart) drainUntil(ctx context.Context, i *instance) string {
+	if err := e.tellClients(ctx, i, false); err != nil {
 		e.Logger.Warn("Envoy was not told to drain", "error", err)
 	}
 	idle := make(chan string, 1)
 	if e.Config.Shutdown.WhenIdle {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		go func() { idle <- e.waitIdle(ctx) }()
+		go func() { idle <- e.waitIdle(ctx, i) }()
 	}
 	select {
 	case why := <-idle:
 		return why
 	case <-ctx.Done():
 		return "the drain time is over"
-	case <-p.Done():
+	case <-i.process.Done():
 		return "it ended while it drained"
 	case <-e.Hasten:
 		return "asked again to stop"
@@ -95,10 +96,11 @@ func (e *envoyPart) drainUntil(ctx context.Context, p *envoy.Process) string {
 	}
 }
 
-func (e *envoyPart) tellClients(ctx context.Context, stayOpen bool) error {
+func (e *envoyPart) tellClients(ctx context.Context, i *instance, stayOpen bool) error {
+	i.enter(Draining)
 	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
 	defer cancel()
-	return e.admin.DrainListeners(ctx, envoy.Drain{
+	return i.admin.DrainListeners(ctx, envoy.Drain{
 		InboundOnly: e.Config.Identity.Type == bootstrap.Sidecar,
 		Graceful:    true,
 		SkipExit:    stayOpen,
@@ -106,12 +108,12 @@ func (e *envoyPart) tellClients(ctx context.Context, stayOpen bool) error {
 }
 
 // waitIdle returns when no client is left, or when that cannot be told.
-func (e *envoyPart) waitIdle(ctx context.Context) string {
+func (e *envoyPart) waitIdle(ctx context.Context, i *instance) string {
 	if !sleep(ctx, e.Config.Shutdown.Minimum) {
 		return "the drain time is over"
 	}
 	for failures := 0; ; {
-		n, err := e.connections(ctx)
+		n, err := e.connections(ctx, i)
 		switch {
 		case err == nil && n == 0:
 			return "no connection is left"
@@ -129,8 +131,8 @@ func (e *envoyPart) waitIdle(ctx context.Context) string {
 }
 
 // connections counts the clients of all listeners but those of the agent and its operators.
-func (e *envoyPart) connections(ctx context.Context) (uint64, error) {
-	stats, err := e.admin.Stats(ctx, `^listener\..*\.downstream_cx_active$`)
+func (e *envoyPart) connections(ctx context.Context, i *instance) (uint64, error) {
+	stats, err := i.admin.Stats(ctx, `^listener\..*\.downstream_cx_active$`)
 	if err != nil {
 		return 0, err
 	}

@@ -8,6 +8,8 @@ import (
 
 // Options become Envoy's command line. The zero value of a field leaves its flag out, unless said otherwise.
 type Options struct {
+	// Version is the Envoy's that gets the command line: what it does not know is left out. The zero value knows all.
+	Version Version
 	// ConfigPath is the bootstrap file.
 	ConfigPath string
 	// ConfigYAML is merged over the bootstrap file.
@@ -37,6 +39,26 @@ type Options struct {
 	Extra []string
 }
 
+// since is the first release that knows a flag, where that is newer than MinimumVersion: Envoy refuses to start with a flag
+// that it does not know.
+var since = map[string]Version{
+	flushMinSize: {Major: 1, Minor: 37},
+}
+
+const flushMinSize = "--file-flush-min-size-kb"
+
+func (o Options) knows(flag string) bool {
+	return o.Version == (Version{}) || o.Version.Compare(since[flag]) >= 0
+}
+
+// LeftOut names the flags that were asked for and that this version of Envoy does not know.
+func (o Options) LeftOut() []string {
+	if o.FileFlushMinSizeKB > 0 && !o.knows(flushMinSize) {
+		return []string{flushMinSize}
+	}
+	return nil
+}
+
 // Args is the command line without the program's name, with the flags that Istio's agent gives.
 func (o Options) Args() []string {
 	level, components := splitLogLevel(orDefault(o.LogLevel, "warning"), o.ComponentLogLevel)
@@ -56,7 +78,7 @@ func (o Options) Args() []string {
 		}
 	}
 	add(o.DrainTime > 0, "--drain-time-s", strconv.Itoa(int(o.DrainTime.Round(time.Second)/time.Second)))
-	add(o.FileFlushMinSizeKB > 0, "--file-flush-min-size-kb", strconv.Itoa(o.FileFlushMinSizeKB))
+	add(o.FileFlushMinSizeKB > 0 && o.knows(flushMinSize), flushMinSize, strconv.Itoa(o.FileFlushMinSizeKB))
 	add(components != "", "--component-log-level", components)
 	add(o.LogFormat != "", "--log-format", o.LogFormat)
 	add(o.EnableCoreDump, "--enable-core-dump")

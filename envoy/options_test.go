@@ -44,21 +44,29 @@ func TestCommandLineIsTheOneOfIstiosAgent(t *testing.T) {
 	}
 }
 
-func TestBothEnvoysAcceptTheWholeCommandLine(t *testing.T) {
+func TestEveryEnvoyAcceptsTheWholeCommandLineThatIsMadeForIt(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "envoy.yaml"), []byte(staticBootstrap), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := Options{
-		ConfigPath: "envoy.yaml", ConfigYAML: "node: {id: a, cluster: b}", DrainTime: time.Second, FileFlushMinSizeKB: 64,
-		LogLevel: "info,upstream:debug", ComponentLogLevel: "misc:error", LogFormat: "%v", Concurrency: 1, EnableCoreDump: true,
-		Extra: []string{"--mode", "validate"},
-	}.Args()
-	for _, v := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
-		cmd := exec.Command(testenv.EnvoyOf(t, v), args...)
+	leftOut := map[string]string{testenv.OldEnvoyVersion: "--file-flush-min-size-kb"}
+	for _, version := range testenv.EnvoyVersions() {
+		v, err := ParseVersion(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := Options{
+			Version: v, ConfigPath: "envoy.yaml", ConfigYAML: "node: {id: a, cluster: b}", DrainTime: time.Second, FileFlushMinSizeKB: 64,
+			LogLevel: "info,upstream:debug", ComponentLogLevel: "misc:error", LogFormat: "%v", Concurrency: 1, EnableCoreDump: true,
+			Extra: []string{"--mode", "validate"},
+		}
+		cmd := exec.Command(testenv.EnvoyOf(t, version), o.Args()...)
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "OK") {
-			t.Errorf("Envoy %s: %v: %s", v, err, out)
+			t.Errorf("Envoy %s: %v: %s", version, err, out)
+		}
+		if got := strings.Join(o.LeftOut(), " "); got != leftOut[version] {
+			t.Errorf("Envoy %s: left out %q, want %q", version, got, leftOut[version])
 		}
 	}
 }

@@ -1,0 +1,99 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/envoy"
+)
+
+// State is how far an Envoy's life has got.
+type State string
+
+// The states of an Envoy, in the order in which it goes through them. None is entered twice, and any may be the last
+// before Ended.
+const (
+	Starting State = "starting" // it runs, and does not take traffic yet
+	Running  State = "running"  // it took traffic at least once
+	Draining State = "draining" // its clients were told to go
+	Stopping State = "stopping" // it was told to end
+	Ended    State = "ended"
+)
+
+// order is the place of each state; a state that is not there is before all of them.
+var order = map[State]int{Starting: 1, Running: 2, Draining: 3, Stopping: 4, Ended: 5}
+
+// instance is one Envoy process, with what it takes to ask and to end it.
+type instance struct {
+	binary  envoy.Binary
+	epoch   int // counts the processes of one agent, from 0
+	process *envoy.Process
+	admin   *envoy.Admin
+	ready   *envoy.Readiness
+	changed func(*instance, State)
+
+	mu    sync.Mutex
+	state State
+	since time.Time
+}
+
+// launch says what an instance is started with.
+type launch struct {
+	binary envoy.Binary
+	epoch  int
+	admin  string // the address of its admin interface
+	args   []string
+}
+
+// start starts an Envoy. It is not the current one yet.
+func (e *envoyPart) start(l launch) (*instance, error) {
+	process, err := envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Logger: e.Logger})
+	if err != nil {
+		return nil, err
+	}
+	admin := envoy.NewAdmin(l.admin)
+	i := &instance{
+		binary: l.binary, epoch: l.epoch, process: process, admin: admin, changed: e.noteState,
+		ready: envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
+	}
+	i.enter(Starting)
+	return i, nil
+}
+
+// enter moves on to a state; it never goes back, since orders and ends come from several sides.
+func (i *instance) enter(s State) {
+	i.mu.Lock()
+	forward := order[s] > order[i.state]
+	if forward {
+		i.state, i.since = s, time.Now()
+	}
+	i.mu.Unlock()
+	if forward && i.changed != nil {
+		i.changed(i, s)
+	}
+}
+
+// status is the state and since when it is that.
+func (i *instance) status() (State, time.Time) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.state, i.since
+}
+
+// check asks the instance whether it takes traffic.
+func (i *instance) check(ctx context.Context) (ok bool, reason string) {
+	ok, reason = i.ready.Check(ctx)
+	if ok {
+		i.enter(Running)
+	}
+	return ok, reason
+}
+
+// end waits for the end of the process.
+func (i *instance) end() envoy.Exit {
+	exit := i.process.Exit()
+	i.enter(Ended)
+	i.admin.Close()
+	return exit
+}
