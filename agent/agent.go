@@ -20,6 +20,9 @@ const istioVersion = "1.31.0"
 type Options struct {
 	Config *Config
 	Logger *slog.Logger
+	// Log is what is behind the logger, so that its levels can be changed and its files opened again; nil where that is
+	// not offered.
+	Log *Log
 	// EnvoyOutput gets each line that Envoy writes; nil drops them.
 	EnvoyOutput func(line string)
 	// Hasten, when closed, cuts a shutdown short.

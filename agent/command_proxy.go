@@ -161,10 +161,11 @@ func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	hurry()
-	logger, err := o.log.logger(cmd.ErrOrStderr())
+	logger, err := o.log.open(cmd.OutOrStdout(), cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
+	defer logger.Close()
 	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
 		logger.Warn("unknown flag ignored", "flag", name)
 	}
@@ -179,11 +180,11 @@ func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {
 }
 
 // runAgent runs the agent until a signal stops it.
-func runAgent(ctx context.Context, config *Config, logger *slog.Logger, started time.Time) error {
-	ctx, hasten, stop := stopSignals(ctx, logger)
+func runAgent(ctx context.Context, config *Config, logger *Log, started time.Time) error {
+	ctx, hasten, stop := stopSignals(ctx, logger.Logger)
 	defer stop()
 	a, err := New(Options{
-		Config: config, Logger: logger, Hasten: hasten, Started: started,
+		Config: config, Logger: logger.Logger, Log: logger, Hasten: hasten, Started: started,
 		EnvoyOutput: func(line string) { fmt.Fprintln(os.Stderr, line) },
 	})
 	if err != nil {

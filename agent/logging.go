@@ -4,62 +4,82 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/spf13/pflag"
 )
 
 // logOptions are the flags of Istio's agent for its own log.
 type logOptions struct {
-	json  bool
-	level string
+	json    bool
+	level   string
+	caller  string
+	stack   string
+	targets []string
 }
 
 func (o *logOptions) addTo(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "log_as_json", false, "log in JSON")
-	f.StringVar(&o.level, "log_output_level", "default:info", "least severe messages of the agent's own log: debug, info, warn, error or none")
-	inert(f, "log_caller", "log_stacktrace_level", "log_target", "vklog")
+	f.StringVar(&o.level, "log_output_level", "default:info",
+		"least severe messages of the agent's own log: debug, info, warn, error or none; of one part by its name (default:info,xds:debug)")
+	f.StringVar(&o.caller, "log_caller", "", "parts whose messages tell the line of code they come from, or all")
+	f.StringVar(&o.stack, "log_stacktrace_level", "default:none", "least severe messages that come with a stack trace, as --log_output_level")
+	f.StringSliceVar(&o.targets, "log_target", []string{targetStderr}, "where the agent logs: stderr, stdout or a file; several with commas")
+	inert(f, "vklog")
 }
 
-func (o *logOptions) logger(w io.Writer) (*slog.Logger, error) {
-	level, err := parseLevel(o.level)
+// open makes the log. It has to be closed where it may have files.
+func (o *logOptions) open(stdout, stderr io.Writer) (*Log, error) {
+	levels, err := parseLevels("--log_output_level", o.level)
 	if err != nil {
 		return nil, err
 	}
-	options := &slog.HandlerOptions{Level: level}
-	if o.json {
-		return slog.New(slog.NewJSONHandler(w, options)), nil
+	stack, err := parseLevels("--log_stacktrace_level", o.stack)
+	if err != nil {
+		return nil, err
 	}
-	return slog.New(slog.NewTextHandler(w, options)), nil
+	target, err := openTarget(o.targets, stdout, stderr)
+	if err != nil {
+		return nil, err
+	}
+	l := &Log{target: target, initial: levels, stack: stack, callers: callers(o.caller), parts: map[string]bool{}}
+	l.levels.Store(&levels)
+	l.Logger = slog.New(&logHandler{Handler: o.format(target), log: l})
+	return l, nil
 }
 
-// silent is above every level that is used.
-const silent = slog.Level(100)
-
-// parseLevel reads Istio's "scope:level,…" or a bare level. There are no scopes here: that of default counts, or of all.
-func parseLevel(text string) (slog.Level, error) {
-	level := slog.LevelInfo
-	for entry := range strings.SplitSeq(text, ",") {
-		scope, name, scoped := strings.Cut(strings.TrimSpace(entry), ":")
-		if !scoped {
-			scope, name = "default", scope
-		}
-		if scope != "default" && scope != "all" {
-			continue
-		}
-		switch name {
-		case "debug":
-			level = slog.LevelDebug
-		case "info":
-			level = slog.LevelInfo
-		case "warn", "warning":
-			level = slog.LevelWarn
-		case "error", "fatal":
-			level = slog.LevelError
-		case "none":
-			level = silent
-		default:
-			return 0, usagef("--log_output_level: %q is not a level; use debug, info, warn, error or none", name)
-		}
+func (o *logOptions) format(w io.Writer) slog.Handler {
+	if !o.json {
+		return slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
-	return level, nil
+	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: lowerCaseLevel})
 }
+
+// lowerCaseLevel writes levels as Istio's agent does, for what reads the logs of both.
+func lowerCaseLevel(groups []string, a slog.Attr) slog.Attr {
+	if level, ok := a.Value.Any().(slog.Level); ok && len(groups) == 0 && a.Key == slog.LevelKey {
+		a.Value = slog.StringValue(strings.ToLower(level.String()))
+	}
+	return a
+}
+
+// Log is the agent's own log. What it leaves out can be changed while the agent runs. It is safe for concurrent use.
+type Log struct {
+	*slog.Logger
+	target  *logTarget
+	initial levelSet
+	levels  atomic.Pointer[levelSet]
+	stack   levelSet
+	callers func(part string) bool
+
+	mu    sync.Mutex
+	parts map[string]bool // whose loggers were made
+}
+
+// Reopen opens the log's files again by their names, for whoever moved them away. A file that cannot be opened again is
+// kept as it was.
+func (l *Log) Reopen() error { return l.target.reopen() }
+
+// Close closes the log's files; what is logged afterwards is lost.
+func (l *Log) Close() error { return l.target.close() }
