@@ -166,7 +166,7 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		XDSSocket:        c.ControlPlane.Socket,
 		SDSSocket:        c.Certificates.Socket,
 		DualStack:        c.Envoy.DualStack,
-		CountConnections: c.Shutdown.WhenIdle,
+		ExitOnZero:       c.Shutdown.WhenIdle,
 		OutlierLog:       c.Envoy.OutlierLog,
 	}
 }

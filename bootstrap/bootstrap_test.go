@@ -44,7 +44,7 @@ var golden = map[string]func() Config{
 		c.Name, c.Namespace = "gateway-5f", "istio-ingress"
 		c.Labels = map[string]string{"istio": "ingressgateway"}
 		c.SotW = true
-		c.CountConnections = true
+		c.ExitOnZero = true
 		return c
 	},
 	"bind": func() Config {

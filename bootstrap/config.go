@@ -58,8 +58,8 @@ type Config struct {
 	SDSSocket string // empty: DefaultSDSSocket
 	// DualStack also binds the wildcard of the other address family.
 	DualStack bool
-	// CountConnections keeps the listeners' downstream_cx_active, which tells when the last connection is gone.
-	CountConnections bool
+	// ExitOnZero tells the control plane that the proxy ends with its last connection.
+	ExitOnZero bool
 	// OutlierLog is where Envoy logs ejections of endpoints; empty: nowhere.
 	OutlierLog string
 

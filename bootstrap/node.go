@@ -139,7 +139,7 @@ func nodeMetadata(c Config) (*structpb.Struct, error) {
 	set("XDS_ROOT_CERT", c.ControlPlaneRoot)
 	set("OUTLIER_LOG_PATH", c.OutlierLog)
 	set("MESH_ID", c.ProxyConfig.GetMeshId())
-	if c.CountConnections {
+	if c.ExitOnZero {
 		set("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
 	}
 	if _, ok := m["ISTIO_VERSION"]; !ok {

@@ -31,12 +31,15 @@ const (
 // each statistic costs memory in every proxy.
 var (
 	requiredPrefixes = []string{"cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "control_plane.connected_state"}
-	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied"}
+	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied", activeConnections, activeRequests}
 	requiredRegexps  = []string{`vhost\..*\.route\..*`}
 )
 
-// activeConnections is the statistic that tells how many connections a listener has.
-const activeConnections = "downstream_cx_active"
+// What a proxy that drains waits for: how many connections a listener has, and how many requests are under way.
+const (
+	activeConnections = "downstream_cx_active"
+	activeRequests    = "downstream_rq_active"
+)
 
 const podIP = "{pod_ip}"
 
@@ -98,16 +101,12 @@ func tag(name, regex string) *metricsv3.TagSpecifier {
 
 func statsMatcher(c Config) *metricsv3.StatsMatcher {
 	configured := c.ProxyConfig.GetProxyStatsMatcher()
-	suffixes := requiredSuffixes
-	if c.CountConnections {
-		suffixes = append(slices.Clone(suffixes), activeConnections)
-	}
 	var patterns []*matcherv3.StringMatcher
 	patterns = append(patterns, prefix("reporter="))
 	for _, p := range inclusions(c, annotationPrefixes, configured.GetInclusionPrefixes(), requiredPrefixes) {
 		patterns = append(patterns, prefix(p))
 	}
-	for _, s := range inclusions(c, annotationSuffixes, configured.GetInclusionSuffixes(), suffixes) {
+	for _, s := range inclusions(c, annotationSuffixes, configured.GetInclusionSuffixes(), requiredSuffixes) {
 		patterns = append(patterns, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Suffix{Suffix: s}})
 	}
 	for _, r := range inclusions(c, annotationRegexps, configured.GetInclusionRegexps(), requiredRegexps) {
