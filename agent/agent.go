@@ -42,6 +42,7 @@ type Agent struct {
 	servers []part
 	envoy   *envoyPart
 	control *control // takes the orders that are not offered on TCP
+	levels  *logControl
 
 	quit    chan struct{} // closed by /quitquitquit
 	askQuit sync.Once
@@ -62,6 +63,9 @@ func New(o Options) (*Agent, error) {
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.control = newControl(o.Config, o.Logger)
 	var err error
+	if a.levels, err = a.newLevels(); err != nil {
+		return nil, err
+	}
 	if a.file, err = writeBootstrap(o.Config, a.bootstrap); err != nil {
 		return nil, err
 	}
@@ -95,7 +99,7 @@ func (a *Agent) makeParts() ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
-	parts = append(parts, a.control.part())
+	parts = append(parts, a.control.part(), a.levels.part())
 	return append([]part{{name: "status", run: server.Run}}, parts...), nil
 }
 

@@ -190,6 +190,7 @@ func runAgent(ctx context.Context, config *Config, logger *Log, started time.Tim
 	if err != nil {
 		return err
 	}
+	defer reopenOnSignal(ctx, a)()
 	err = a.Run(ctx)
 	var ended *EnvoyEndedError
 	if errors.As(err, &ended) && ended.Exit.ExitCode() == 0 {

@@ -136,6 +136,7 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 	if !e.Config.Identity.IPs[0].Unmap().Is4() {
 		version = "v6"
 	}
+	level, components := e.levels.flags(c.LogLevel, c.ComponentLogLevel)
 	return envoy.Options{
 		Version:               binary.Version,
 		ConfigPath:            e.file,
@@ -143,8 +144,8 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 		LocalAddressIPVersion: version,
 		FileFlushInterval:     p.GetFileFlushInterval().AsDuration(),
 		FileFlushMinSizeKB:    int(p.GetFileFlushMinSizeKb()),
-		LogLevel:              c.LogLevel,
-		ComponentLogLevel:     c.ComponentLogLevel,
+		LogLevel:              level,
+		ComponentLogLevel:     components,
 		Concurrency:           c.Concurrency,
 	}
 }

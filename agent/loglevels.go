@@ -134,6 +134,12 @@ func (l *Log) known() []string {
 	return sortedKeys(l.parts)
 }
 
+func (l *Log) has(part string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.parts[part]
+}
+
 // logHandler leaves out what is less severe than its part's level, and adds what the flags ask for.
 type logHandler struct {
 	slog.Handler

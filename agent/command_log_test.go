@@ -1,0 +1,115 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+)
+
+// command runs another command of the agent in the same directory, and gives its output and exit code.
+func (r *running) command(args ...string) (string, int) {
+	r.t.Helper()
+	s := *r.setup
+	s.args = args
+	c := s.start(r.t)
+	code := c.exit()
+	return c.out.String(), code
+}
+
+func TestLogLevelsOfARunningProxyChangeAndSurviveARestartOfEnvoy(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.107.1.1")
+	s.args = append(s.args, "--restart", "--proxyLogLevel=warning,misc:error")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	if out, code := r.command("log"); code != 0 || !strings.Contains(out, "info") || !strings.Contains(out, "warning,misc:error") {
+		t.Errorf("log: code %d\n%s", code, out)
+	}
+	out, code := r.command("log", "--agent=xds:debug", "--envoy=upstream:debug", "--for=5m")
+	if code != 0 || !strings.Contains(out, "info,xds:debug") || !strings.Contains(out, "upstream:debug") || !strings.Contains(out, "in 5m") {
+		t.Errorf("log with levels: code %d\n%s", code, out)
+	}
+	first := r.envoy()
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("another Envoy", func() error {
+		if r.envoy() == first {
+			return errors.New("still the first")
+		}
+		return nil
+	})
+	r.waitReady()
+	if out, _ := r.command("log"); !strings.Contains(out, "warning,misc:error,upstream:debug") {
+		t.Errorf("after a restart of Envoy:\n%s", out)
+	}
+	if out, code := r.command("log", "--reset"); code != 0 || strings.Contains(out, "debug") || !strings.Contains(out, "warning,misc:error") {
+		t.Errorf("log --reset: code %d\n%s", code, out)
+	}
+	if out, code := r.command("log", "--envoy=upstraem:debug"); code != 1 || !strings.Contains(out, "did you mean upstream") {
+		t.Errorf("a component that is not there: code %d\n%s", code, out)
+	}
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if out, code := r.command("log"); code != 1 || !strings.Contains(out, "no agent answers") {
+		t.Errorf("without an agent: code %d\n%s", code, out)
+	}
+	r.nothingLeft()
+}
+
+func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.107.2.1")
+	own, access := filepath.Join(s.dir, "agent.log"), filepath.Join(s.dir, "access.log")
+	s.cp.listener.AccessLog = []*accesslogv3.AccessLog{{Name: "file", ConfigType: &accesslogv3.AccessLog_TypedConfig{
+		TypedConfig: mustAny(&filev3.FileAccessLog{Path: access}),
+	}}}
+	s.args = append(s.args, "--log_target="+own+",stderr")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	r.eventually("the access log is there", func() error { _, err := os.Stat(access); return err })
+	for _, path := range []string{own, access} {
+		if err := os.Rename(path, path+".1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.signal(syscall.SIGUSR1)
+	for _, path := range []string{own, access} {
+		r.eventually(path+" is there again", func() error {
+			// Envoy opens its file with the next line that goes there.
+			c, _, err := dialProxy(s.address)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if _, err = io.WriteString(c, "GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
+				return err
+			}
+			_, err = os.Stat(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("not yet: %w", err)
+			}
+			return err
+		})
+	}
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if text, err := os.ReadFile(own); err != nil || !strings.Contains(string(text), "signal to stop") {
+		t.Errorf("the new log file: %v\n%s", err, text)
+	}
+}
