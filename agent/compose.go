@@ -99,6 +99,7 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		Address:      a.bootstrap.StatusAddress(),
 		Gatherer:     a.metrics,
 		Registerer:   a.metrics,
+		AppProbes:    status.AppProbes(a.Config.AppProbes),
 		Started:      a.Started,
 		Quit:         a.stopNow,
 		Certificates: func() any { return certificates.Certificates() },

@@ -8,6 +8,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
@@ -22,6 +23,7 @@ type Config struct {
 	ControlPlane ControlPlaneConfig
 	Certificates CertificateConfig
 	Shutdown     ShutdownConfig
+	AppProbes    AppProbesConfig
 
 	// Bind, when valid, is the one address that the agent's and Envoy's own ports are bound to.
 	Bind netip.Addr
@@ -109,6 +111,14 @@ type ShutdownConfig struct {
 	Minimum  time.Duration
 	// Stop is how long Envoy is given to end after the drain, before it is killed.
 	Stop time.Duration
+}
+
+// AppProbesConfig says how the agent asks the application on a kubelet's behalf.
+type AppProbesConfig struct {
+	// Paths are the probes, by the path under which the kubelet asks the agent.
+	Paths map[string]probe.Spec
+	// HTTP2 offers HTTP/2 to applications that are asked with HTTPS; KeepAlive keeps connections from probe to probe.
+	HTTP2, KeepAlive bool
 }
 
 // Setting is one value of the configuration and where it came from.

@@ -56,6 +56,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.certificates()
 	r.envoy()
 	r.shutdown()
+	r.appProbes()
 	r.others()
 	if err := r.env.err(); err != nil {
 		return nil, err

@@ -128,7 +128,6 @@ var unsupported = map[string]string{
 	"FILE_MOUNTED_CERTS":               "false",
 	"ISTIO_META_DNS_CAPTURE":           "false",
 	"ISTIO_META_ENABLE_DNS_SERVER":     "false",
-	"ISTIO_KUBE_APP_PROBERS":           "",
 	"ISTIO_PROMETHEUS_ANNOTATIONS":     "",
 	"ISTIO_BOOTSTRAP":                  "",
 	"ISTIO_BOOTSTRAP_OVERRIDE":         "",

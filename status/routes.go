@@ -34,6 +34,8 @@ func (s *Server) handler() http.Handler {
 
 	top := http.NewServeMux()
 	top.Handle("/debug/pprof/", onlyLoopback(profiles))
+	top.Handle("/app-health/", s.app) // whose time is the probe's own
+	top.Handle("/app-lifecycle/", s.app)
 	top.Handle("/", bounded(mux))
 	return top
 }
@@ -68,6 +70,7 @@ const index = `pilotfish agent
 GET  /healthz/ready     readiness, with reasons (?format=json)
 GET  /healthz/live      liveness, with reasons (?format=json)
 GET  /metrics           metrics of agent and Envoy (also /stats/prometheus)
+GET  /app-health/...    probes of the application, for a kubelet (also /app-lifecycle/...)
 POST /drain             begin to drain (loopback)
 POST /quitquitquit      end the agent and Envoy (loopback)
 GET  /debug/certz       certificates (loopback)

@@ -40,6 +40,8 @@ type Config struct {
 	// EnvoyStatsURL is where Envoy's metrics are in Prometheus's format, as "http://127.0.0.1:15090/stats/prometheus";
 	// empty for none.
 	EnvoyStatsURL string
+	// AppProbes are answered under /app-health/ and /app-lifecycle/.
+	AppProbes AppProbes
 	// Started is when the agent started, for the metric that tells how long it took to become ready.
 	Started time.Time
 	// Drain begins to drain, Quit ends the agent; both on a POST from loopback.
@@ -59,6 +61,7 @@ type Server struct {
 	http     *http.Server
 	metrics  *metrics
 	scraper  *http.Client
+	app      *appProbes
 	ready    atomic.Bool // was ready once
 }
 
@@ -76,6 +79,7 @@ func New(c Config) (*Server, error) {
 		return nil, fmt.Errorf("agent status server: %w", portowner.Explain("tcp", c.Address, err))
 	}
 	s := &Server{Config: c, listener: listener, metrics: m, scraper: newScraper()}
+	s.app = newAppProbes(c.AppProbes, listener.Addr(), c.Logger)
 	s.http = &http.Server{
 		Handler:           s.handler(),
 		ReadHeaderTimeout: 5 * time.Second,
@@ -92,6 +96,7 @@ func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 // Run answers until the context ends; then what is under way gets two seconds. It can be called once.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.scraper.CloseIdleConnections()
+	defer s.app.prober.Close()
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(s.listener) }()
 	select {

@@ -1,0 +1,198 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/probe"
+)
+
+const (
+	probersVariable = "ISTIO_KUBE_APP_PROBERS"
+	// longestProbers is more than the kernel lets into one variable.
+	longestProbers = 1 << 20
+	// longestTimeout is the largest timeout of a probe that is not a mistake.
+	longestTimeout = 24 * time.Hour
+)
+
+// appProber is one probe as Istio's injector writes it: the container's own, as Kubernetes spells it. The kubelet sends
+// the probe's headers itself, and the host is always the pod.
+type appProber struct {
+	HTTPGet *struct {
+		Path        string          `json:"path"`
+		Port        json.RawMessage `json:"port"`
+		Host        string          `json:"host"`
+		Scheme      string          `json:"scheme"`
+		HTTPHeaders []struct {
+			Name  string `json:"name"`
+			Value string `json:"value"`
+		} `json:"httpHeaders"`
+	} `json:"httpGet"`
+	TCPSocket *struct {
+		Port json.RawMessage `json:"port"`
+		Host string          `json:"host"`
+	} `json:"tcpSocket"`
+	GRPC *struct {
+		Port    json.RawMessage `json:"port"`
+		Service *string         `json:"service"`
+	} `json:"grpc"`
+	TimeoutSeconds int32 `json:"timeoutSeconds"`
+}
+
+var appProbePath = regexp.MustCompile(`^/(app-health|app-lifecycle)/[^/]+/(livez|readyz|startupz|prestopz|poststartz)$`)
+
+// appProbes are the probes that a kubelet makes through the agent, and how they are made.
+func (r *resolver) appProbes() {
+	c := &r.config.AppProbes
+	c.HTTP2 = r.env.boolean("appProbes.http2", "ISTIO_ENABLE_HTTP2_PROBING", true)
+	c.KeepAlive = r.env.boolean("appProbes.keepAlive", "ENABLE_PROBE_KEEPALIVE_CONNECTIONS", false)
+	host := r.applicationHost()
+	text := r.env.vars[probersVariable]
+	if strings.TrimSpace(text) == "" {
+		return
+	}
+	probers, unknown, err := parseAppProbers(text)
+	if err != nil {
+		r.env.errs = append(r.env.errs, fmt.Errorf("environment %s: %w", probersVariable, err))
+		return
+	}
+	if unknown != nil {
+		r.env.warn("environment %s: %v; the field has no effect", probersVariable, unknown)
+	}
+	c.Paths = make(map[string]probe.Spec, len(probers))
+	for _, path := range slices.Sorted(maps.Keys(probers)) {
+		spec, err := probers[path].spec(host)
+		if err == nil {
+			err = r.refuseCircle(spec)
+		}
+		if err != nil {
+			r.env.errs = append(r.env.errs, fmt.Errorf("environment %s: %s: %w", probersVariable, path, err))
+			continue
+		}
+		c.Paths[path] = spec
+		r.env.note("appProbes "+path, fmt.Sprintf("%s within %s", spec, withinText(spec.Timeout)), "environment "+probersVariable)
+	}
+}
+
+// applicationHost is where the application is asked: at the pod's own address, as a kubelet would.
+func (r *resolver) applicationHost() string {
+	localhost := r.env.boolean("appProbes.localhost", "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", false)
+	elsewhere, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string)
+	switch {
+	case elsewhere != "": // it shares no network namespace with its proxy
+		return elsewhere
+	case localhost || len(r.config.Identity.IPs) == 0:
+		return "localhost"
+	default:
+		return r.config.Identity.IPs[0].String()
+	}
+}
+
+func withinText(d time.Duration) string {
+	if d == 0 {
+		return "the caller's time"
+	}
+	return d.String()
+}
+
+// refuseCircle finds probes that were redirected to the agent twice.
+func (r *resolver) refuseCircle(s probe.Spec) error {
+	if s.HTTP != nil && int32(s.HTTP.Port) == r.config.Proxy.GetStatusPort() && appProbePath.MatchString(s.HTTP.Path) {
+		return fmt.Errorf("port %d and path %s are the agent's own: the pod was injected twice; deploy it from its original", s.HTTP.Port, s.HTTP.Path)
+	}
+	return nil
+}
+
+// parseAppProbers reads the variable. Fields that it does not know are told apart from errors: a newer injector may write
+// more than this agent understands, and the probes work all the same.
+func parseAppProbers(text string) (probers map[string]*appProber, unknown, err error) {
+	if len(text) > longestProbers {
+		return nil, nil, fmt.Errorf("it is longer than %d bytes", longestProbers)
+	}
+	if err := decodeOne(text, &probers, false); err != nil {
+		return nil, nil, fmt.Errorf("it is not the JSON that the injector writes: %w", err)
+	}
+	for path, p := range probers {
+		if !appProbePath.MatchString(path) {
+			return nil, nil, fmt.Errorf("path %q: write /app-health/<container>/livez, readyz or startupz, or /app-lifecycle/<container>/prestopz or poststartz", path)
+		}
+		if p == nil {
+			return nil, nil, fmt.Errorf("%s: it is null; leave it out", path)
+		}
+	}
+	var strict map[string]*appProber
+	return probers, decodeOne(text, &strict, true), nil
+}
+
+// decodeOne decodes one JSON value that nothing follows.
+func decodeOne(text string, into any, strict bool) error {
+	d := json.NewDecoder(strings.NewReader(text))
+	if strict {
+		d.DisallowUnknownFields()
+	}
+	if err := d.Decode(into); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("something follows it at byte %d", d.InputOffset())
+	}
+	return nil
+}
+
+// spec is the probe of the host.
+func (p *appProber) spec(host string) (s probe.Spec, err error) {
+	s.Timeout = time.Duration(p.TimeoutSeconds) * time.Second
+	if s.Timeout < 0 || s.Timeout > longestTimeout {
+		return s, fmt.Errorf("timeoutSeconds: %d: write a number of seconds from 0 (none) to %.0f", p.TimeoutSeconds, longestTimeout.Seconds())
+	}
+	kinds := 0
+	if h := p.HTTPGet; h != nil {
+		kinds++
+		s.HTTP = &probe.HTTP{Host: host, Path: h.Path}
+		s.HTTP.TLS, err = isHTTPS(h.Scheme)
+		err = errors.Join(err, readPort(h.Port, &s.HTTP.Port))
+	}
+	if t := p.TCPSocket; t != nil {
+		kinds++
+		s.TCP = &probe.TCP{Host: host}
+		err = errors.Join(err, readPort(t.Port, &s.TCP.Port))
+	}
+	if g := p.GRPC; g != nil {
+		kinds++
+		s.GRPC = &probe.GRPC{Host: host}
+		if g.Service != nil {
+			s.GRPC.Service = *g.Service
+		}
+		err = errors.Join(err, readPort(g.Port, &s.GRPC.Port))
+	}
+	if kinds != 1 {
+		return s, fmt.Errorf("it has %d of httpGet, tcpSocket and grpc: write exactly one", kinds)
+	}
+	return s, err
+}
+
+func isHTTPS(scheme string) (bool, error) {
+	switch strings.ToUpper(scheme) {
+	case "", "HTTP":
+		return false, nil
+	case "HTTPS":
+		return true, nil
+	}
+	return false, fmt.Errorf("scheme: %q: write HTTP or HTTPS", scheme)
+}
+
+// readPort takes a number. A container port's name means nothing to the agent; the injector puts the number in its place.
+func readPort(raw json.RawMessage, port *uint16) error {
+	if err := json.Unmarshal(raw, port); err != nil || *port == 0 || bytes.Equal(raw, []byte("null")) {
+		return fmt.Errorf("port: %s: write a number from 1 to 65535", string(raw))
+	}
+	return nil
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package probe
+
+import "syscall"
+
+func shareSourcePorts(_, _ string, _ syscall.RawConn) error { return nil }

@@ -1,0 +1,7 @@
+//go:build unix && !linux
+
+package probe
+
+import "syscall"
+
+func groupAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

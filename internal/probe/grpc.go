@@ -1,0 +1,70 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	grpcstatus "google.golang.org/grpc/status"
+)
+
+// defaultGRPCTimeout is Kubernetes's, for a gRPC probe that says none.
+const defaultGRPCTimeout = time.Second
+
+// GRPC makes a probe that has s.GRPC: the service is SERVING, or the error says why not. userAgent may be empty.
+func (p *Prober) GRPC(ctx context.Context, s Spec, userAgent string) error {
+	if s.Timeout <= 0 {
+		s.Timeout = defaultGRPCTimeout
+	}
+	ctx, cancel := s.within(ctx)
+	defer cancel()
+	if userAgent == "" {
+		userAgent = agentOfProbes
+	}
+	conn, err := grpc.NewClient("passthrough:///"+hostPort(s.GRPC.Host, s.GRPC.Port), grpcOptions(userAgent)...)
+	if err != nil {
+		return s.failed(ctx, err)
+	}
+	defer func() { _ = conn.Close() }()
+	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: s.GRPC.Service})
+	if err != nil {
+		return s.failed(ctx, explainGRPC(err, s.GRPC.Service))
+	}
+	if got := answer.GetStatus(); got != grpc_health_v1.HealthCheckResponse_SERVING {
+		return fmt.Errorf("%s: the answer is %s", s, got)
+	}
+	return nil
+}
+
+func grpcOptions(userAgent string) []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) { return dial(ctx, "tcp", address) }),
+		grpc.WithNoProxy(),
+		grpc.WithUserAgent(userAgent),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(longestBody)),
+		grpc.WithMaxHeaderListSize(longestHeader),
+		grpc.WithReadBufferSize(4 << 10),
+		grpc.WithWriteBufferSize(4 << 10),
+		grpc.WithSharedWriteBuffer(true),
+	}
+}
+
+func explainGRPC(err error, service string) error {
+	switch status := grpcstatus.Convert(err); status.Code() {
+	case codes.Unimplemented:
+		return errors.New("the application has no gRPC health service (grpc.health.v1.Health)")
+	case codes.NotFound:
+		return fmt.Errorf("the application's health service does not know the service %q", service)
+	default:
+		return fmt.Errorf("%s: %s", status.Code(), status.Message())
+	}
+}
