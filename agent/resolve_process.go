@@ -150,15 +150,11 @@ func (r *resolver) others() {
 	}
 	p := r.config.Proxy
 	for name, set := range map[string]bool{
-		"tracing":                    p.GetTracing() != nil,
-		"envoyMetricsService":        p.GetEnvoyMetricsService() != nil,
-		"envoyAccessLogService":      p.GetEnvoyAccessLogService() != nil,
 		"customConfigFile":           p.GetCustomConfigFile() != "",
 		"proxyBootstrapTemplatePath": p.GetProxyBootstrapTemplatePath() != "",
 		"readinessProbe":             p.GetReadinessProbe() != nil,
 		"privateKeyProvider":         p.GetPrivateKeyProvider() != nil,
 		"caCertificatesPem":          len(p.GetCaCertificatesPem()) > 0,
-		"statsCompression":           p.GetStatsCompression() != nil,
 	} {
 		if set {
 			r.env.warn("ProxyConfig's %s is not supported yet and has no effect", name)

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
+const loadStatsMetadata = "LOAD_STATS_CONFIG_JSON"
+
 // Build makes the bootstrap. The same configuration gives the same bootstrap.
 func Build(c Config) (*bootstrapv3.Bootstrap, error) {
 	b, a, err := assemble(c)
@@ -47,6 +49,8 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 		StatsSinks:          statsSinks(c, a),
 		OverloadManager:     overloadManager(c, a),
 		Admin:               &bootstrapv3.Admin{Address: tcp(c.localAddress(), c.adminPort())},
+		ClusterManager:      clusterManager(c, a),
+		Tracing:             httpTracing(c, a),
 		DynamicResources:    dynamicResources(c),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Clusters:  staticClusters(c, a),
@@ -56,7 +60,6 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 	if err := statsIntervals(c, b); err != nil {
 		return nil, nil, err
 	}
-	setOutlierLog(b, c.OutlierLog)
 	return b, a, a.err
 }
 
@@ -96,11 +99,7 @@ func dynamicResources(c Config) *bootstrapv3.Bootstrap_DynamicResources {
 			ApiType:                   apiType,
 			TransportApiVersion:       corev3.ApiVersion_V3,
 			SetNodeOnFirstMessageOnly: true,
-			GrpcServices: []*corev3.GrpcService{{
-				TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-					EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: xdsCluster},
-				},
-			}},
+			GrpcServices:              []*corev3.GrpcService{grpcTo(xdsCluster)},
 		},
 	}
 }
@@ -112,18 +111,44 @@ func internalListener(a *anys) *corev3.TypedExtensionConfig {
 	}
 }
 
-func setOutlierLog(b *bootstrapv3.Bootstrap, path string) {
-	if path == "" {
-		return
+// clusterManager makes workers create a cluster when they first send to it, because most clusters of a mesh are never
+// sent to by one proxy.
+func clusterManager(c Config, a *anys) *bootstrapv3.ClusterManager {
+	m := &bootstrapv3.ClusterManager{
+		EnableDeferredClusterCreation: true,
+		LoadStatsConfig:               loadReports(c, a),
 	}
-	b.ClusterManager = &bootstrapv3.ClusterManager{
-		OutlierDetection: &bootstrapv3.ClusterManager_OutlierDetection{EventLogPath: path},
+	if c.OutlierLog != "" {
+		m.OutlierDetection = &bootstrapv3.ClusterManager_OutlierDetection{EventLogPath: c.OutlierLog}
 	}
+	if c.selfDiscovery() {
+		m.LocalClusterName = localCluster
+	}
+	return m
+}
+
+// loadReports is where the metadata says that load is reported to; to the control plane unless it says otherwise.
+func loadReports(c Config, a *anys) *corev3.ApiConfigSource {
+	text, ok := c.Metadata[loadStatsMetadata].(string)
+	if !ok || text == "" {
+		return nil
+	}
+	source := &corev3.ApiConfigSource{}
+	if err := protojson.Unmarshal([]byte(text), source); err != nil {
+		a.fail(fmt.Errorf(`ISTIO_META_%s: %q: %w; write an Envoy ApiConfigSource, as {"api_type": "GRPC", "transport_api_version": "V3"}`,
+			loadStatsMetadata, text, err))
+		return nil
+	}
+	if len(source.GetGrpcServices()) == 0 {
+		source.GrpcServices = []*corev3.GrpcService{grpcTo(xdsCluster)}
+	}
+	return source
 }
 
 // anys are the messages that go into an Any, and the first error, so that the builders read as what they build.
 type anys struct {
 	messages map[*anypb.Any]proto.Message
+	order    []*anypb.Any // of making: one inside another comes before it
 	err      error
 }
 
@@ -131,12 +156,13 @@ type anys struct {
 func (a *anys) of(m proto.Message) *anypb.Any {
 	packed := &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())}
 	a.messages[packed] = m
+	a.order = append(a.order, packed)
 	return packed
 }
 
 func (a *anys) pack() error {
-	for packed, m := range a.messages {
-		value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	for _, packed := range a.order {
+		value, err := proto.MarshalOptions{Deterministic: true}.Marshal(a.messages[packed])
 		if err != nil {
 			return fmt.Errorf("bootstrap: packing %s: %w", packed.GetTypeUrl(), err)
 		}

@@ -3,7 +3,6 @@ package bootstrap
 import (
 	"bytes"
 	"flag"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,116 +14,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/testing/protocmp"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
-
-func sidecar() Config {
-	return Config{
-		Type:           Sidecar,
-		IPs:            []netip.Addr{netip.MustParseAddr("10.3.3.3")},
-		Name:           "reviews-v1-6d8f",
-		Namespace:      "default",
-		ServiceAccount: "bookshop-reviews",
-		Labels:         map[string]string{"app": "reviews", "version": "v1", "topology.istio.io/locality": "eu/north/a"},
-		ProxyConfig:    &meshv1.ProxyConfig{},
-		IstioVersion:   "1.31.0",
-	}
-}
-
-var golden = map[string]func() Config{
-	"sidecar": sidecar,
-	"router": func() Config {
-		c := sidecar()
-		c.Type = Router
-		c.Name, c.Namespace = "gateway-5f", "istio-ingress"
-		c.Labels = map[string]string{"istio": "ingressgateway"}
-		c.SotW = true
-		c.ExitOnZero = true
-		return c
-	},
-	"bind": func() Config {
-		c := sidecar()
-		c.IPs = []netip.Addr{netip.MustParseAddr("127.77.3.1")}
-		c.Bind = c.IPs[0]
-		c.Metadata = map[string]any{
-			"INTERCEPTION_MODE":  "NONE",
-			"APP_ADDRESS":        "127.77.3.2",
-			"UPSTREAM_LISTENERS": "mysql.default.svc.cluster.local:3306=127.77.3.16:3306",
-		}
-		return c
-	},
-	"ipv6": func() Config {
-		c := sidecar()
-		c.IPs = []netip.Addr{netip.MustParseAddr("fd00::3")}
-		return c
-	},
-	"dual-stack": func() Config {
-		c := sidecar()
-		c.IPs = append(c.IPs, netip.MustParseAddr("fd00::3"))
-		c.DualStack = true
-		return c
-	},
-	"custom-stats": func() Config {
-		c := sidecar()
-		c.IPs = append(c.IPs, netip.MustParseAddr("10.4.4.4"))
-		c.ProxyConfig = &meshv1.ProxyConfig{
-			StatsdUdpAddress: "127.0.0.1:9125",
-			ExtraStatTags:    []string{"request_host"},
-			ProxyStatsMatcher: &meshv1.ProxyConfig_ProxyStatsMatcher{
-				InclusionPrefixes: []string{"http.{pod_ip}_"},
-				InclusionSuffixes: []string{"upstream_rq_time"},
-				InclusionRegexps:  []string{`.*outlier.*`},
-			},
-		}
-		c.Annotations = map[string]string{
-			annotationSuffixes:  "upstream_cx_active",
-			annotationExtraTags: "request_host,destination_port",
-			annotationBuckets:   `{"istiocustom": [1, 5, 50, 500], "cluster": [1, 10]}`,
-			annotationFlush:     "2m",
-			annotationEviction:  "10m",
-		}
-		return c
-	},
-	"settings": func() Config {
-		c := sidecar()
-		c.ProxyConfig = &meshv1.ProxyConfig{
-			ConfigPath:     "./proxy",
-			ProxyAdminPort: 15500,
-			StatusPort:     15520,
-			MeshId:         "mesh1",
-			ClusterName: &meshv1.ProxyConfig_TracingServiceName_{
-				TracingServiceName: meshv1.ProxyConfig_CANONICAL_NAME_AND_NAMESPACE,
-			},
-			RuntimeValues: map[string]string{
-				"envoy.reloadable_features.http_reject_path_with_fragment": "",
-				"health_check.min_interval":                                "250",
-				"upstream.use_retry":                                       "false",
-			},
-			ConnectionSettings: &meshv1.ProxyConfig_ConnectionSettings{
-				GlobalDownstreamConnectionLimit: wrapperspb.Int32(5000),
-			},
-		}
-		c.ReadinessPort, c.PrometheusPort = 15521, 15590
-		c.SDSSocket = "./sds/socket"
-		c.OutlierLog = "/dev/stdout"
-		c.ControlPlaneSANs = []string{"istiod.istio-system.svc", "istiod.example"}
-		c.ControlPlaneRoot = "./var/run/secrets/istio/root-cert.pem"
-		return c
-	},
-	// What a template would have broken: quotes, line ends and braces in names.
-	"hostile-names": func() Config {
-		c := sidecar()
-		c.Name = `quo"te`
-		c.Labels = map[string]string{"app": "{{ .x }}", "note": "line\nend\\"}
-		c.Metadata = map[string]any{"OWNER": `a"b,`, "NESTED": map[string]any{"list": []string{"x", `"`}}}
-		return c
-	},
-}
 
 func TestBootstrapIsTheGoldenOne(t *testing.T) {
 	for name, config := range golden {
@@ -186,7 +81,7 @@ func TestTheFileForEnvoySaysWhatTheBootstrapSays(t *testing.T) {
 }
 
 func TestEnvoyAcceptsEveryGoldenBootstrap(t *testing.T) {
-	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
+	for _, version := range testenv.EnvoyVersions() {
 		envoy := testenv.EnvoyOf(t, version)
 		for name := range golden {
 			t.Run(version+"/"+name, func(t *testing.T) {

@@ -1,6 +1,8 @@
 package bootstrap
 
 import (
+	"fmt"
+	"strconv"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -23,15 +25,26 @@ const (
 // plenty is more streams than one Envoy ever has.
 const plenty = 100000
 
+// localCluster is the proxy's own workload, by which Envoy knows how many of its kind are in which zone.
+const localCluster = "local_cluster"
+
+// localPatience is how long the start of Envoy may wait for the endpoints of its own workload.
+const localPatience = 2 * time.Second
+
 const httpProtocolOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 func staticClusters(c Config, a *anys) []*clusterv3.Cluster {
-	return []*clusterv3.Cluster{
+	clusters := []*clusterv3.Cluster{
 		static(statsCluster, tcp(c.localAddress(), c.adminPort()), 250*time.Millisecond),
 		static(agentCluster, tcp(c.localAddress(), c.statusPort()), 250*time.Millisecond),
 		grpcCluster(sdsCluster, c.SDSSocket, nil, a),
 		xds(c, a),
 	}
+	clusters = append(clusters, telemetryClusters(c, a)...)
+	if c.selfDiscovery() {
+		clusters = append(clusters, local())
+	}
+	return clusters
 }
 
 func static(name string, address *corev3.Address, connectTimeout time.Duration) *clusterv3.Cluster {
@@ -54,6 +67,11 @@ func static(name string, address *corev3.Address, connectTimeout time.Duration) 
 
 func grpcCluster(name, socket string, common *corev3.HttpProtocolOptions, a *anys) *clusterv3.Cluster {
 	c := static(name, pipe(socket), time.Second)
+	useHTTP2(c, common, a)
+	return c
+}
+
+func useHTTP2(c *clusterv3.Cluster, common *corev3.HttpProtocolOptions, a *anys) {
 	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{
 		httpProtocolOptions: a.of(&upstreamhttpv3.HttpProtocolOptions{
 			CommonHttpProtocolOptions: common,
@@ -66,7 +84,6 @@ func grpcCluster(name, socket string, common *corev3.HttpProtocolOptions, a *any
 			},
 		}),
 	}
-	return c
 }
 
 // xds keeps the ADS stream from ever being refused by a limit, or quietly lost with its connection.
@@ -88,4 +105,25 @@ func xds(c Config, a *anys) *clusterv3.Cluster {
 		TcpKeepalive: &corev3.TcpKeepalive{KeepaliveTime: wrapperspb.UInt32(300)},
 	}
 	return cluster
+}
+
+// selfDiscovery says that the control plane is asked for the proxy's own workload, for zone-aware routing.
+func (c Config) selfDiscovery() bool {
+	asked, _ := strconv.ParseBool(fmt.Sprint(c.Metadata["ENABLE_SELF_DISCOVERY"]))
+	return asked && c.Type == Sidecar
+}
+
+// local gets its endpoints by ADS. It is a static cluster because Envoy wants that of a local cluster, so that a control
+// plane that does not know it must not be waited for.
+func local() *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name:                 localCluster,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+		ConnectTimeout:       durationpb.New(time.Second),
+		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: &corev3.ConfigSource{
+			ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
+			InitialFetchTimeout:   durationpb.New(localPatience),
+			ResourceApiVersion:    corev3.ApiVersion_V3,
+		}},
+	}
 }

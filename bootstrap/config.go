@@ -90,6 +90,9 @@ type Config struct {
 	CertDir string
 }
 
+// hostIPVariable stands for the node's address in an override and in the addresses of telemetry services.
+const hostIPVariable = "$(HOST_IP)"
+
 // DefaultSDSSocket is where the agent serves certificates unless told otherwise.
 const DefaultSDSSocket = "./var/run/secrets/workload-spiffe-uds/socket"
 

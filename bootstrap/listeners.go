@@ -4,44 +4,104 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 )
 
-func staticListeners(c Config, a *anys) []*listenerv3.Listener {
-	return []*listenerv3.Listener{
-		forwarder(c, a, c.PrometheusPort, "stats", "/stats/prometheus", statsCluster),
-		forwarder(c, a, c.ReadinessPort, "agent", "/healthz/ready", agentCluster),
-	}
+// port is a listener that sends one path to a cluster.
+type port struct {
+	addresses  []string
+	number     uint32
+	statPrefix string
+	path       string
+	cluster    string
+	compress   bool // offer clients to compress the answer
+	meshOnly   bool // only for clients with a certificate of the mesh
+	proxied    bool // a balancer may send the PROXY protocol first
 }
 
-// forwarder sends one path of a port to a cluster. It has no name, as in Istio's bootstrap, so that its statistics are
-// those of its address; and it goes on answering when Envoy sheds load.
-func forwarder(c Config, a *anys, port uint32, statPrefix, path, cluster string) *listenerv3.Listener {
-	addresses := c.openAddresses()
-	l := &listenerv3.Listener{
-		Address:               tcp(addresses[0], port),
-		BypassOverloadManager: true,
-		FilterChains: []*listenerv3.FilterChain{{
-			Filters: []*listenerv3.Filter{{
-				Name: "envoy.filters.network.http_connection_manager",
-				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a.of(&hcmv3.HttpConnectionManager{
-					CodecType:  hcmv3.HttpConnectionManager_AUTO,
-					StatPrefix: statPrefix,
-					RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{
-						RouteConfig: onePath(path, cluster),
-					},
-					HttpFilters: []*hcmv3.HttpFilter{{
-						Name:       "envoy.filters.http.router",
-						ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: a.of(&routerv3.Router{})},
-					}},
-				})},
-			}},
-		}},
+func staticListeners(c Config, a *anys) []*listenerv3.Listener {
+	open := c.openAddresses()
+	metrics := port{
+		addresses: c.metricsAddresses(), number: c.PrometheusPort,
+		statPrefix: "stats", path: statsPath, cluster: statsCluster, compress: true,
 	}
-	for _, address := range addresses[1:] {
-		l.AdditionalAddresses = append(l.AdditionalAddresses, &listenerv3.AdditionalAddress{Address: tcp(address, port)})
+	ready := port{
+		addresses: open, number: c.ReadinessPort,
+		statPrefix: "agent", path: "/healthz/ready", cluster: agentCluster,
+		proxied: c.Type == Router && c.ProxyConfig.GetGatewayTopology().GetProxyProtocol() != nil,
+	}
+	listeners := []*listenerv3.Listener{forwarder(c, a, metrics), forwarder(c, a, ready)}
+	for _, secure := range []port{
+		{number: c.SecureMetricsPort, statPrefix: "secure_stats", cluster: statsCluster},
+		{number: c.SecureMergedMetricsPort, statPrefix: "secure_merged_stats", cluster: agentCluster},
+	} {
+		if secure.number != 0 {
+			secure.addresses, secure.path, secure.compress, secure.meshOnly = open, statsPath, true, true
+			listeners = append(listeners, forwarder(c, a, secure))
+		}
+	}
+	return listeners
+}
+
+const statsPath = "/stats/prometheus"
+
+// metricsAddresses are where statistics are given without TLS.
+func (c Config) metricsAddresses() []string {
+	if c.LocalMetrics {
+		return []string{c.localAddress()}
+	}
+	return c.openAddresses()
+}
+
+// forwarder listens on a port. It has no name, as in Istio's bootstrap, so that its statistics are those of its address;
+// and it goes on answering when Envoy sheds load.
+func forwarder(c Config, a *anys, p port) *listenerv3.Listener {
+	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
+		Name: "envoy.filters.network.http_connection_manager",
+		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a.of(&hcmv3.HttpConnectionManager{
+			CodecType:      hcmv3.HttpConnectionManager_AUTO,
+			StatPrefix:     p.statPrefix,
+			RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: onePath(p.path, p.cluster)},
+			HttpFilters:    httpFilters(c, a, p),
+		})},
+	}}}
+	if p.meshOnly {
+		chain.TransportSocket = meshOnly(a)
+	}
+	l := &listenerv3.Listener{
+		Address:               tcp(p.addresses[0], p.number),
+		BypassOverloadManager: true,
+		FilterChains:          []*listenerv3.FilterChain{chain},
+	}
+	for _, address := range p.addresses[1:] {
+		l.AdditionalAddresses = append(l.AdditionalAddresses, &listenerv3.AdditionalAddress{Address: tcp(address, p.number)})
+	}
+	if p.proxied {
+		l.ListenerFilters = []*listenerv3.ListenerFilter{proxyProtocol(a)}
 	}
 	return l
+}
+
+func httpFilters(c Config, a *anys, p port) []*hcmv3.HttpFilter {
+	var filters []*hcmv3.HttpFilter
+	if p.compress {
+		filters = compressors(c, a)
+	}
+	return append(filters, &hcmv3.HttpFilter{
+		Name:       "envoy.filters.http.router",
+		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: a.of(&routerv3.Router{})},
+	})
+}
+
+// proxyProtocol reads the PROXY protocol where it is spoken: a balancer's probes speak it, a kubelet's do not.
+func proxyProtocol(a *anys) *listenerv3.ListenerFilter {
+	return &listenerv3.ListenerFilter{
+		Name: "envoy.filters.listener.proxy_protocol",
+		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: a.of(&proxyprotocolv3.ProxyProtocol{
+			AllowRequestsWithoutProxyProtocol: true,
+		})},
+	}
 }
 
 func onePath(path, cluster string) *routev3.RouteConfiguration {

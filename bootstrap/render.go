@@ -12,5 +12,5 @@ func Render(c Config) ([]byte, error) {
 
 // Warnings are the settings that no Envoy of today can follow, each with what to do instead.
 func Warnings(c Config) []string {
-	return nil
+	return tracingWarnings(c)
 }

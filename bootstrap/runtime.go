@@ -1,19 +1,8 @@
 package bootstrap
 
 import (
-	"fmt"
-	"math"
-	"strconv"
-
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
-	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
-	downstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	"google.golang.org/protobuf/types/known/structpb"
-)
-
-const (
-	maxConnectionsRuntime  = "overload.global_downstream_max_connections"
-	maxConnectionsMetadata = "GLOBAL_DOWNSTREAM_MAX_CONNECTIONS"
 )
 
 // defaultRuntime are the flags that a mesh proxy needs otherwise than Envoy has them.
@@ -55,41 +44,4 @@ func layeredRuntime(values map[string]string) *bootstrapv3.LayeredRuntime {
 			LayerSpecifier: &bootstrapv3.RuntimeLayer_AdminLayer_{AdminLayer: &bootstrapv3.RuntimeLayer_AdminLayer{}},
 		},
 	}}
-}
-
-// overloadManager bounds the connections of all listeners together. Envoy warns at start when nothing does.
-func overloadManager(c Config, a *anys) *overloadv3.OverloadManager {
-	limit, err := maxConnections(c)
-	if err != nil {
-		a.fail(err)
-		return nil
-	}
-	return &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{{
-		Name: "envoy.resource_monitors.global_downstream_max_connections",
-		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{
-			TypedConfig: a.of(&downstreamv3.DownstreamConnectionsConfig{MaxActiveDownstreamConnections: limit}),
-		},
-	}}}
-}
-
-// maxConnections is ProxyConfig's connectionSettings, or else the metadata's, or else the runtime value's, or no limit.
-func maxConnections(c Config) (int64, error) {
-	if set := c.ProxyConfig.GetConnectionSettings().GetGlobalDownstreamConnectionLimit(); set != nil {
-		return positive("connectionSettings.globalDownstreamConnectionLimit", strconv.Itoa(int(set.GetValue())))
-	}
-	if set, ok := c.Metadata[maxConnectionsMetadata].(string); ok && set != "" {
-		return positive("ISTIO_META_"+maxConnectionsMetadata, set)
-	}
-	if set := c.ProxyConfig.GetRuntimeValues()[maxConnectionsRuntime]; set != "" {
-		return positive("runtimeValues: "+maxConnectionsRuntime, set)
-	}
-	return math.MaxInt32, nil
-}
-
-func positive(name, text string) (int64, error) {
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n <= 0 {
-		return 0, fmt.Errorf("%s: %q is not a number of connections; give a whole number over 0", name, text)
-	}
-	return n, nil
 }

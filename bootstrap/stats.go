@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -25,6 +26,7 @@ const (
 	annotationBuckets   = "sidecar.istio.io/statsHistogramBuckets"
 	annotationFlush     = "sidecar.istio.io/statsFlushInterval"
 	annotationEviction  = "sidecar.istio.io/statsEvictionInterval"
+	annotationCompress  = "sidecar.istio.io/statsCompression"
 )
 
 // What is always kept: what the agent's readiness reads, what operators of a mesh rely on, and nothing besides, because
@@ -40,6 +42,9 @@ const (
 	activeConnections = "downstream_cx_active"
 	activeRequests    = "downstream_rq_active"
 )
+
+// overloadPrefix is that of the statistics which tell how full the heap is and what Envoy does about it.
+const overloadPrefix = "overload."
 
 const podIP = "{pod_ip}"
 
@@ -103,7 +108,11 @@ func statsMatcher(c Config) *metricsv3.StatsMatcher {
 	configured := c.ProxyConfig.GetProxyStatsMatcher()
 	var patterns []*matcherv3.StringMatcher
 	patterns = append(patterns, prefix("reporter="))
-	for _, p := range inclusions(c, annotationPrefixes, configured.GetInclusionPrefixes(), requiredPrefixes) {
+	prefixes := requiredPrefixes
+	if c.MemoryLimit > 0 {
+		prefixes = append(slices.Clone(prefixes), overloadPrefix)
+	}
+	for _, p := range inclusions(c, annotationPrefixes, configured.GetInclusionPrefixes(), prefixes) {
 		patterns = append(patterns, prefix(p))
 	}
 	for _, s := range inclusions(c, annotationSuffixes, configured.GetInclusionSuffixes(), requiredSuffixes) {
@@ -174,51 +183,73 @@ func histogramBuckets(annotation string) ([]*metricsv3.HistogramBucketSettings, 
 	return settings, nil
 }
 
+// Envoy's bounds and default of the interval of flushing.
+const (
+	defaultFlush  = 5 * time.Second
+	shortestFlush = time.Millisecond
+	longestFlush  = 5 * time.Minute // not included
+)
+
 // statsIntervals sets how often statistics are flushed, and how often idle ones are dropped.
 func statsIntervals(c Config, b *bootstrapv3.Bootstrap) error {
 	flush, err := annotationDuration(c, annotationFlush)
 	if err != nil {
 		return err
 	}
+	if flush != 0 {
+		if flush < shortestFlush || flush >= longestFlush {
+			return fmt.Errorf("annotation %s: %s is not possible; write 1ms or more, and less than 5m", annotationFlush, flush)
+		}
+		b.StatsFlushInterval = durationpb.New(flush)
+	}
 	eviction, err := annotationDuration(c, annotationEviction)
-	if err != nil {
+	if err != nil || eviction == 0 {
 		return err
 	}
-	b.StatsFlushInterval = flush
-	if eviction != nil {
-		b.StatsEviction = &bootstrapv3.Bootstrap_StatsEvictionInterval{StatsEvictionInterval: eviction}
+	if every := cmp.Or(flush, defaultFlush); eviction%every != 0 {
+		return fmt.Errorf("annotation %s: %s is not a multiple of %s, the interval of flushing (%s); write one that is",
+			annotationEviction, eviction, every, annotationFlush)
 	}
+	b.StatsEviction = &bootstrapv3.Bootstrap_StatsEvictionInterval{StatsEvictionInterval: durationpb.New(eviction)}
 	return nil
 }
 
-func annotationDuration(c Config, name string) (*durationpb.Duration, error) {
+// annotationDuration is an annotation's duration, or 0 without one.
+func annotationDuration(c Config, name string) (time.Duration, error) {
 	text := c.Annotations[name]
 	if text == "" {
-		return nil, nil
+		return 0, nil
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return nil, fmt.Errorf("annotation %s: %q is not a positive duration; write it as 10s or 2m", name, text)
+		return 0, fmt.Errorf("annotation %s: %q is not a positive duration; write it as 10s or 2m", name, text)
 	}
-	return durationpb.New(d), nil
+	return d, nil
 }
 
-// statsSinks sends statistics to statsd when ProxyConfig names one by address.
+// statsSinks are where ProxyConfig has statistics sent to.
 func statsSinks(c Config, a *anys) []*metricsv3.StatsSink {
-	address := c.ProxyConfig.GetStatsdUdpAddress()
-	if address == "" {
-		return nil
+	var sinks []*metricsv3.StatsSink
+	if metricsService(c.ProxyConfig).GetAddress() != "" {
+		sinks = append(sinks, metricsServiceSink(a))
 	}
+	if address := c.expand(c.ProxyConfig.GetStatsdUdpAddress()); address != "" {
+		sinks = append(sinks, statsdSink(address, a))
+	}
+	return sinks
+}
+
+func statsdSink(address string, a *anys) *metricsv3.StatsSink {
 	host, portText, err := net.SplitHostPort(address)
 	port, portErr := strconv.ParseUint(portText, 10, 16)
 	if err != nil || portErr != nil || net.ParseIP(host) == nil {
 		a.fail(fmt.Errorf("statsdUdpAddress %q is not <IP address>:<port>; Envoy does not resolve names here", address))
 		return nil
 	}
-	return []*metricsv3.StatsSink{{
+	return &metricsv3.StatsSink{
 		Name: "envoy.stat_sinks.statsd",
 		ConfigType: &metricsv3.StatsSink_TypedConfig{TypedConfig: a.of(&metricsv3.StatsdSink{
 			StatsdSpecifier: &metricsv3.StatsdSink_Address{Address: udp(host, uint32(port))},
 		})},
-	}}
+	}
 }

@@ -1,0 +1,62 @@
+package bootstrap
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	brotliv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/compression/brotli/compressor/v3"
+	gzipv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/compression/gzip/compressor/v3"
+	zstdv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/compression/zstd/compressor/v3"
+	compressorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/compressor/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/proto"
+)
+
+type encoding struct {
+	name    string
+	library func() proto.Message
+}
+
+// encodings are what statistics can be compressed with, by the names of Accept-Encoding, the best first. Envoy takes the
+// one that the client likes best.
+var encodings = []encoding{
+	{"brotli", func() proto.Message { return &brotliv3.Brotli{} }},
+	{"zstd", func() proto.Message { return &zstdv3.Zstd{} }},
+	{"gzip", func() proto.Message { return &gzipv3.Gzip{} }},
+}
+
+// compressors offer the encodings that the pod's annotation has, or all; none when ProxyConfig switches them off.
+func compressors(c Config, a *anys) []*hcmv3.HttpFilter {
+	wanted := splitList(strings.ReplaceAll(c.Annotations[annotationCompress], " ", ""))
+	if off := c.ProxyConfig.GetStatsCompression(); len(wanted) == 0 && off != nil && !off.GetValue() {
+		return nil
+	}
+	a.fail(knownEncodings(wanted))
+	var filters []*hcmv3.HttpFilter
+	for _, e := range encodings {
+		if len(wanted) > 0 && !slices.Contains(wanted, e.name) {
+			continue
+		}
+		filters = append(filters, &hcmv3.HttpFilter{
+			Name: "envoy.filters.http.compressor." + e.name,
+			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: a.of(&compressorv3.Compressor{
+				CompressorLibrary: &corev3.TypedExtensionConfig{
+					Name:        "envoy.compression." + e.name + ".compressor",
+					TypedConfig: a.of(e.library()),
+				},
+			})},
+		})
+	}
+	return filters
+}
+
+func knownEncodings(wanted []string) error {
+	for _, w := range wanted {
+		if !slices.ContainsFunc(encodings, func(e encoding) bool { return e.name == w }) {
+			return fmt.Errorf("annotation %s: %q is not known; use brotli, zstd or gzip", annotationCompress, w)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package bootstrap
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// Secrets that the agent serves to Envoy.
+const (
+	workloadSecret = "default"
+	rootSecret     = "ROOTCA"
+	certFileSecret = "file-cert:"
+	rootFileSecret = "file-root:"
+	systemRoots    = "system"
+)
+
+// secretPatience is how long what needs a secret may hold up the start of Envoy; it comes later all the same.
+const secretPatience = 5 * time.Second
+
+// transportSocket is how Envoy connects to a remote; nil without TLS.
+func transportSocket(r remote, host string, a *anys) (*corev3.TransportSocket, error) {
+	common := &tlsv3.CommonTlsContext{TlsParams: tlsVersions()}
+	sni := r.tls.GetSni()
+	switch r.tls.GetMode() {
+	case networking.ClientTLSSettings_DISABLE:
+		return nil, nil
+	case networking.ClientTLSSettings_ISTIO_MUTUAL:
+		own(common)
+		trust(common, rootSecret, r.tls)
+		common.AlpnProtocols = []string{"istio"}
+	case networking.ClientTLSSettings_MUTUAL:
+		cert, key := r.tls.GetClientCertificate(), r.tls.GetPrivateKey()
+		if cert == "" || key == "" {
+			return nil, fmt.Errorf("%s: tlsSettings of mode MUTUAL have no certificate; give the files clientCertificate and privateKey", r.setting)
+		}
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(certFileSecret + cert + "~" + key)}
+		fallthrough
+	case networking.ClientTLSSettings_SIMPLE:
+		if r.tls.GetCredentialName() != "" {
+			return nil, fmt.Errorf("%s: tlsSettings name the Kubernetes secret %q, which a proxy cannot read; give files in its place",
+				r.setting, r.tls.GetCredentialName())
+		}
+		if !r.tls.GetInsecureSkipVerify().GetValue() {
+			trust(common, rootFileSecret+orText(r.tls.GetCaCertificates(), systemRoots), r.tls)
+		}
+		sni = orText(sni, nameOf(host))
+	}
+	if r.http2 {
+		common.AlpnProtocols = append(common.AlpnProtocols, "h2")
+	}
+	return tlsSocket(&tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: sni}, a), nil
+}
+
+// own shows the workload's own certificate.
+func own(common *tlsv3.CommonTlsContext) {
+	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(workloadSecret)}
+}
+
+// trust takes the roots of a secret, for the names of the settings; for every name when they have none.
+func trust(common *tlsv3.CommonTlsContext, roots string, settings *networking.ClientTLSSettings) {
+	names := &tlsv3.CertificateValidationContext{}
+	for _, san := range settings.GetSubjectAltNames() {
+		for _, kind := range []tlsv3.SubjectAltNameMatcher_SanType{tlsv3.SubjectAltNameMatcher_DNS, tlsv3.SubjectAltNameMatcher_URI} {
+			names.MatchTypedSubjectAltNames = append(names.MatchTypedSubjectAltNames, &tlsv3.SubjectAltNameMatcher{
+				SanType: kind,
+				Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: san}},
+			})
+		}
+	}
+	common.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{
+		CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+			DefaultValidationContext:         names,
+			ValidationContextSdsSecretConfig: secret(roots),
+		},
+	}
+}
+
+// secret is one that Envoy gets, and gets anew, from the agent.
+func secret(name string) *tlsv3.SdsSecretConfig {
+	return &tlsv3.SdsSecretConfig{
+		Name: name,
+		SdsConfig: &corev3.ConfigSource{
+			ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
+				ApiType:                   corev3.ApiConfigSource_GRPC,
+				TransportApiVersion:       corev3.ApiVersion_V3,
+				SetNodeOnFirstMessageOnly: true,
+				GrpcServices:              []*corev3.GrpcService{grpcTo(sdsCluster)},
+			}},
+			InitialFetchTimeout: durationpb.New(secretPatience),
+			ResourceApiVersion:  corev3.ApiVersion_V3,
+		},
+	}
+}
+
+// meshOnly is the server's side of the mesh's mutual TLS.
+func meshOnly(a *anys) *corev3.TransportSocket {
+	common := &tlsv3.CommonTlsContext{TlsParams: tlsVersions(), AlpnProtocols: []string{"h2", "http/1.1"}}
+	own(common)
+	trust(common, rootSecret, nil)
+	return tlsSocket(&tlsv3.DownstreamTlsContext{
+		CommonTlsContext:         common,
+		RequireClientCertificate: wrapperspb.Bool(true),
+	}, a)
+}
+
+func tlsSocket(context proto.Message, a *anys) *corev3.TransportSocket {
+	return &corev3.TransportSocket{
+		Name:       "envoy.transport_sockets.tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: a.of(context)},
+	}
+}
+
+// tlsVersions lets both sides take TLS 1.3: Envoy's own upstream maximum is 1.2.
+func tlsVersions() *tlsv3.TlsParameters {
+	return &tlsv3.TlsParameters{
+		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
+		TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,
+	}
+}
+
+// nameOf is the host where it is a name, which alone can stand in SNI.
+func nameOf(host string) string {
+	if _, err := netip.ParseAddr(host); err == nil {
+		return ""
+	}
+	return host
+}
+
+func orText(text, otherwise string) string {
+	if text == "" {
+		return otherwise
+	}
+	return text
+}

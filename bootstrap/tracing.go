@@ -1,0 +1,223 @@
+package bootstrap
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tracev3 "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+)
+
+// Names of the clusters that spans go to, as Istio has them.
+const (
+	zipkinCluster        = "zipkin"
+	datadogCluster       = "datadog_agent"
+	openTelemetryCluster = "opentelemetry"
+	lightstepCluster     = "lightstep"
+)
+
+const lightstepTokenHeader = "lightstep-access-token"
+
+// tracing is one tracer and where its spans go.
+type tracing struct {
+	name   string // of Envoy's tracer
+	config proto.Message
+	remote remote
+}
+
+// tracer is the tracer of ProxyConfig, or else of the mesh's default provider; nil when neither names one that Envoy has.
+func tracer(c Config) *tracing {
+	t := c.ProxyConfig.GetTracing()
+	var found *tracing
+	switch kind := t.GetTracer().(type) {
+	case *meshv1.Tracing_Zipkin_:
+		found = zipkin(c.expand(kind.Zipkin.GetAddress()))
+	case *meshv1.Tracing_Datadog_:
+		found = datadog(kind.Datadog.GetAddress(), c)
+	case *meshv1.Tracing_Lightstep_:
+		//lint:ignore SA1019 meshes that still have it rely on it
+		found = lightstep(kind.Lightstep.GetAddress(), kind.Lightstep.GetAccessToken(), c)
+	case nil:
+		//lint:ignore SA1019 meshes that still have it rely on it
+		if address := c.ProxyConfig.GetZipkinAddress(); address != "" {
+			found = zipkin(c.expand(address))
+			found.remote.setting = "zipkinAddress"
+			break
+		}
+		return providerTracer(c)
+	default:
+		return nil
+	}
+	found.remote.tls = t.GetTlsSettings()
+	return found
+}
+
+func zipkin(address string) *tracing {
+	return &tracing{
+		name: "envoy.tracers.zipkin",
+		config: &tracev3.ZipkinConfig{
+			CollectorCluster:         zipkinCluster,
+			CollectorEndpoint:        "/api/v2/spans",
+			CollectorEndpointVersion: tracev3.ZipkinConfig_HTTP_JSON,
+			CollectorHostname:        address,
+			TraceId_128Bit:           true,
+			SharedSpanContext:        wrapperspb.Bool(false),
+		},
+		remote: remote{cluster: zipkinCluster, setting: "tracing.zipkin.address", address: address},
+	}
+}
+
+func datadog(address string, c Config) *tracing {
+	return &tracing{
+		name: "envoy.tracers.datadog",
+		config: &tracev3.DatadogConfig{
+			CollectorCluster: datadogCluster,
+			ServiceName:      nodeCluster(c),
+		},
+		remote: remote{cluster: datadogCluster, setting: "tracing.datadog.address", address: address},
+	}
+}
+
+// lightstep goes by OpenTelemetry, which Lightstep takes: Envoy has no tracer of its own for it any more.
+func lightstep(address, token string, c Config) *tracing {
+	service := grpcTo(lightstepCluster)
+	if token != "" {
+		service.InitialMetadata = []*corev3.HeaderValue{{Key: lightstepTokenHeader, Value: literal(token)}}
+	}
+	return &tracing{
+		name:   "envoy.tracers.opentelemetry",
+		config: &tracev3.OpenTelemetryConfig{GrpcService: service, ServiceName: nodeCluster(c)},
+		remote: remote{cluster: lightstepCluster, setting: "tracing.lightstep.address", address: address, http2: true},
+	}
+}
+
+// providerTracer is the tracer of the mesh's default provider.
+func providerTracer(c Config) *tracing {
+	var found *tracing
+	switch p := c.TracingProvider.GetProvider().(type) {
+	case *meshv1.MeshConfig_ExtensionProvider_Zipkin:
+		found = zipkinProvider(p.Zipkin)
+	case *meshv1.MeshConfig_ExtensionProvider_Datadog:
+		found = datadog(serviceAddress(p.Datadog.GetService(), p.Datadog.GetPort()), c)
+	case *meshv1.MeshConfig_ExtensionProvider_Opentelemetry:
+		found = openTelemetry(p.Opentelemetry, c)
+	case *meshv1.MeshConfig_ExtensionProvider_Lightstep:
+		//lint:ignore SA1019 meshes that still have it rely on it
+		l := p.Lightstep
+		found = lightstep(serviceAddress(l.GetService(), l.GetPort()), l.GetAccessToken(), c)
+	default:
+		return nil
+	}
+	found.remote.setting = fmt.Sprintf("extensionProviders: %s: service and port", c.TracingProvider.GetName())
+	return found
+}
+
+func zipkinProvider(p *meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider) *tracing {
+	t := zipkin(serviceAddress(p.GetService(), p.GetPort()))
+	config := t.config.(*tracev3.ZipkinConfig)
+	config.CollectorEndpoint = orText(p.GetPath(), config.CollectorEndpoint)
+	config.TraceId_128Bit = !p.GetEnable_64BitTraceId()
+	if p.GetTraceContextOption() == meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider_USE_B3_WITH_W3C_PROPAGATION {
+		config.TraceContextOption = tracev3.ZipkinConfig_USE_B3_WITH_W3C_PROPAGATION
+	}
+	return t
+}
+
+// openTelemetry sends spans by gRPC, or by HTTP where the provider says how.
+func openTelemetry(p *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider, c Config) *tracing {
+	address := serviceAddress(p.GetService(), p.GetPort())
+	config := &tracev3.OpenTelemetryConfig{ServiceName: nodeCluster(c)}
+	if h := p.GetHttp(); h != nil {
+		config.HttpService = httpTo(openTelemetryCluster, address, h)
+	} else {
+		config.GrpcService = grpcTo(openTelemetryCluster)
+		config.GrpcService.Timeout = p.GetGrpc().GetTimeout()
+		config.GrpcService.InitialMetadata = headers(p.GetGrpc().GetInitialMetadata())
+	}
+	return &tracing{
+		name:   "envoy.tracers.opentelemetry",
+		config: config,
+		remote: remote{cluster: openTelemetryCluster, address: address, http2: p.GetHttp() == nil},
+	}
+}
+
+func httpTo(cluster, address string, h *meshv1.MeshConfig_ExtensionProvider_HttpService) *corev3.HttpService {
+	timeout := h.GetTimeout()
+	if timeout == nil {
+		timeout = durationpb.New(3 * time.Second) // OTLP's exporters have 10 s, Istio has 3 s
+	}
+	service := &corev3.HttpService{HttpUri: &corev3.HttpUri{
+		Uri:              "http://" + address + "/" + strings.TrimPrefix(h.GetPath(), "/"),
+		HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: cluster},
+		Timeout:          timeout,
+	}}
+	for _, header := range headers(h.GetHeaders()) {
+		service.RequestHeadersToAdd = append(service.RequestHeadersToAdd, &corev3.HeaderValueOption{
+			Header:       header,
+			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		})
+	}
+	return service
+}
+
+// headers are a provider's. Envoy itself reads what is to come from the environment, so that the value, which may be
+// secret, stands in no file.
+func headers(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
+	var values []*corev3.HeaderValue
+	for _, h := range list {
+		value := literal(h.GetValue())
+		if h.GetEnvName() != "" {
+			value = "%ENVIRONMENT(" + h.GetEnvName() + ")%"
+		}
+		values = append(values, &corev3.HeaderValue{Key: h.GetName(), Value: value})
+	}
+	return values
+}
+
+// literal keeps Envoy from taking a part of the text for a command.
+func literal(text string) string { return strings.ReplaceAll(text, "%", "%%") }
+
+// serviceAddress is the address of a provider's service, which may have its namespace before it.
+func serviceAddress(service string, port uint32) string {
+	if _, host, ok := strings.Cut(service, "/"); ok {
+		service = host
+	}
+	return net.JoinHostPort(service, strconv.FormatUint(uint64(port), 10))
+}
+
+func httpTracing(c Config, a *anys) *tracev3.Tracing {
+	t := tracer(c)
+	if t == nil {
+		return nil
+	}
+	return &tracev3.Tracing{Http: &tracev3.Tracing_Http{
+		Name:       t.name,
+		ConfigType: &tracev3.Tracing_Http_TypedConfig{TypedConfig: a.of(t.config)},
+	}}
+}
+
+// tracingWarnings tells of tracers that a mesh may still name and no Envoy has any more.
+func tracingWarnings(c Config) []string {
+	const remedy = "Envoy has no such tracer any more and sends no spans; use zipkin, datadog or an opentelemetry provider"
+	switch c.ProxyConfig.GetTracing().GetTracer().(type) {
+	case *meshv1.Tracing_Stackdriver_:
+		return []string{"tracing.stackdriver: " + remedy}
+	case *meshv1.Tracing_OpenCensusAgent_:
+		return []string{"tracing.openCensusAgent: " + remedy}
+	case nil:
+	default:
+		return nil
+	}
+	if c.TracingProvider != nil && tracer(c) == nil {
+		return []string{fmt.Sprintf("extensionProviders: %s is a tracing provider that the bootstrap does not take up; "+
+			"zipkin, datadog, opentelemetry and lightstep are", c.TracingProvider.GetName())}
+	}
+	return nil
+}
