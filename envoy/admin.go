@@ -86,6 +86,9 @@ type ServerInfo struct {
 	State       string
 	Uptime      time.Duration
 	Concurrency int
+	// BaseID and RestartEpoch are those of HotRestart.
+	BaseID       uint32
+	RestartEpoch int
 }
 
 // ServerInfo asks for version, state, age and number of workers.
@@ -95,13 +98,16 @@ func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 		State   string `json:"state"`
 		Uptime  string `json:"uptime_current_epoch"`
 		Options struct {
-			Concurrency int `json:"concurrency"`
+			Concurrency  int    `json:"concurrency"`
+			BaseID       uint32 `json:"base_id,string"`
+			RestartEpoch int    `json:"restart_epoch"`
 		} `json:"command_line_options"`
 	}
 	if err := a.getJSON(ctx, "/server_info", nil, mostAnswer, &wire); err != nil {
 		return ServerInfo{}, err
 	}
-	info := ServerInfo{Version: wire.Version, State: wire.State, Concurrency: wire.Options.Concurrency}
+	info := ServerInfo{Version: wire.Version, State: wire.State, Concurrency: wire.Options.Concurrency,
+		BaseID: wire.Options.BaseID, RestartEpoch: wire.Options.RestartEpoch}
 	if v, err := parseVersionOutput("version: " + wire.Version); err == nil {
 		info.Version = v.String()
 	}

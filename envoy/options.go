@@ -35,6 +35,8 @@ type Options struct {
 	Concurrency int
 	// EnableCoreDump lets Envoy dump core.
 	EnableCoreDump bool
+	// HotRestart lets another Envoy take over from this one; nil disables it, as Istio's agent does.
+	HotRestart *HotRestart
 	// Extra goes to the end of the command line as it is.
 	Extra []string
 }
@@ -67,7 +69,6 @@ func (o Options) Args() []string {
 		"--drain-strategy", orDefault(o.DrainStrategy, "immediate"),
 		"--local-address-ip-version", orDefault(o.LocalAddressIPVersion, "v4"),
 		"--file-flush-interval-msec", strconv.FormatInt(orDefault(o.FileFlushInterval, time.Second).Milliseconds(), 10),
-		"--disable-hot-restart",
 		"--allow-unknown-static-fields",
 		"-l", level,
 		"--skip-deprecated-logs",
@@ -76,6 +77,11 @@ func (o Options) Args() []string {
 		if wanted {
 			args = append(args, flags...)
 		}
+	}
+	if o.HotRestart == nil {
+		args = append(args, "--disable-hot-restart")
+	} else {
+		args = append(args, o.HotRestart.args()...)
 	}
 	add(o.DrainTime > 0, "--drain-time-s", strconv.Itoa(int(o.DrainTime.Round(time.Second)/time.Second)))
 	add(o.FileFlushMinSizeKB > 0 && o.knows(flushMinSize), flushMinSize, strconv.Itoa(o.FileFlushMinSizeKB))

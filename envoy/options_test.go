@@ -20,7 +20,7 @@ func TestCommandLineIsTheOneOfIstiosAgent(t *testing.T) {
 		{
 			"defaults", Options{ConfigPath: "etc/istio/proxy/envoy-rev.json", DrainTime: 45 * time.Second},
 			"-c etc/istio/proxy/envoy-rev.json --drain-strategy immediate --local-address-ip-version v4 --file-flush-interval-msec 1000 " +
-				"--disable-hot-restart --allow-unknown-static-fields -l warning --skip-deprecated-logs --drain-time-s 45",
+				"--allow-unknown-static-fields -l warning --skip-deprecated-logs --disable-hot-restart --drain-time-s 45",
 		},
 		{
 			"everything", Options{
@@ -28,14 +28,20 @@ func TestCommandLineIsTheOneOfIstiosAgent(t *testing.T) {
 				FileFlushInterval: 250 * time.Millisecond, FileFlushMinSizeKB: 64, LogLevel: "info,upstream:debug", ComponentLogLevel: "misc:error",
 				LogFormat: "%v", Concurrency: 3, EnableCoreDump: true, Extra: []string{"--base-id", "7"},
 			},
-			"-c x.json --drain-strategy gradual --local-address-ip-version v6 --file-flush-interval-msec 250 --disable-hot-restart " +
-				"--allow-unknown-static-fields -l info --skip-deprecated-logs --drain-time-s 1 --file-flush-min-size-kb 64 " +
+			"-c x.json --drain-strategy gradual --local-address-ip-version v6 --file-flush-interval-msec 250 " +
+				"--allow-unknown-static-fields -l info --skip-deprecated-logs --disable-hot-restart --drain-time-s 1 --file-flush-min-size-kb 64 " +
 				"--component-log-level upstream:debug,misc:error --log-format %v --enable-core-dump --config-yaml a: 1 --concurrency 3 --base-id 7",
 		},
 		{
 			"components only", Options{ConfigPath: "x", LogLevel: "http:trace"},
-			"-c x --drain-strategy immediate --local-address-ip-version v4 --file-flush-interval-msec 1000 --disable-hot-restart " +
-				"--allow-unknown-static-fields -l warning --skip-deprecated-logs --component-log-level http:trace",
+			"-c x --drain-strategy immediate --local-address-ip-version v4 --file-flush-interval-msec 1000 " +
+				"--allow-unknown-static-fields -l warning --skip-deprecated-logs --disable-hot-restart --component-log-level http:trace",
+		},
+		{
+			"hot restart", Options{ConfigPath: "x", HotRestart: &HotRestart{BaseID: 7, Epoch: 2, Dir: "run", ParentShutdown: 90 * time.Second}},
+			"-c x --drain-strategy immediate --local-address-ip-version v4 --file-flush-interval-msec 1000 " +
+				"--allow-unknown-static-fields -l warning --skip-deprecated-logs --base-id 7 --restart-epoch 2 --socket-path run/hot " +
+				"--socket-mode 600 --parent-shutdown-time-s 90",
 		},
 	} {
 		if got := strings.Join(c.in.Args(), " "); got != c.want {

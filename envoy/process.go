@@ -110,6 +110,13 @@ func (p *Process) Stop(ctx context.Context) Exit {
 	return p.Exit()
 }
 
+// Superseded says that another Envoy takes over and will end this one, so that an end without an error counts as Stopped.
+func (p *Process) Superseded() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.termed = true
+}
+
 // signal sends to the whole process group, unless the process has ended: its id may be another's by then.
 func (p *Process) signal(s syscall.Signal) {
 	p.mu.Lock()

@@ -1,0 +1,216 @@
+package envoy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// helloBootstrap answers on one address, and has its admin interface on another.
+const helloBootstrap = `
+admin: {address: {socket_address: {address: %[1]s, port_value: 15000}}}
+static_resources:
+  listeners:
+  - name: hello
+    address: {socket_address: {address: %[1]s, port_value: 8080}}
+    filter_chains: [{filters: [{name: hcm, typed_config: {
+      "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager,
+      stat_prefix: hello, http_filters: [{name: router, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}],
+      route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 200, body: {inline_string: hello}}}]}]}}}]}]
+`
+
+// neverBootstrap waits for ever for a control plane that is not there.
+const neverBootstrap = `
+node: {id: a, cluster: b}
+admin: {address: {socket_address: {address: %[1]s, port_value: 15000}}}
+dynamic_resources:
+  cds_config: {resource_api_version: V3, initial_fetch_timeout: 0s, api_config_source: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: x}}]}}
+static_resources:
+  clusters: [{name: x, type: STATIC, load_assignment: {cluster_name: x, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %[1]s, port_value: 1}}}}]}]},
+    typed_extension_protocol_options: {envoy.extensions.upstreams.http.v3.HttpProtocolOptions: {"@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions, explicit_http_config: {http2_protocol_options: {}}}}}]
+`
+
+// epochs are Envoys that take over from each other.
+type epochs struct {
+	t       *testing.T
+	dir     string
+	address string
+	HotRestart
+}
+
+func newEpochs(t *testing.T, address string) *epochs {
+	t.Helper()
+	id, err := NewBaseID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &epochs{t: t, dir: t.TempDir(), address: address}
+	for name, text := range map[string]string{"hello.yaml": helloBootstrap, "never.yaml": neverBootstrap} {
+		if err := os.WriteFile(filepath.Join(e.dir, name), fmt.Appendf(nil, text, address), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.HotRestart = HotRestart{BaseID: id, Dir: e.dir, ParentShutdown: time.Second}
+	if err := e.Possible(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Remove() })
+	return e
+}
+
+func (e *epochs) start(version, config string) *Process {
+	e.t.Helper()
+	args := Options{ConfigPath: config, Concurrency: 1, DrainTime: time.Second, HotRestart: &e.HotRestart}.Args()
+	log := &testenv.Buffer{}
+	epoch := e.Epoch
+	e.t.Cleanup(func() {
+		if e.t.Failed() {
+			e.t.Logf("epoch %d wrote:\n%s", epoch, log)
+		}
+	})
+	output := func(line string) { _, _ = fmt.Fprintln(log, line) }
+	return start(e.t, Config{Path: testenv.EnvoyOf(e.t, version), Args: args, Dir: e.dir, Output: output})
+}
+
+// admin waits until the admin interface is the epoch's, in that state.
+func (e *epochs) admin(state string) {
+	e.t.Helper()
+	testenv.Eventually(e.t, fmt.Sprintf("epoch %d is %s", e.Epoch, state), func() error {
+		a := NewAdmin(net.JoinHostPort(e.address, "15000"))
+		defer a.Close()
+		info, err := a.ServerInfo(e.t.Context())
+		if err == nil && (info.State != state || info.RestartEpoch != e.Epoch || info.BaseID != e.BaseID) {
+			err = fmt.Errorf("%+v", info)
+		}
+		return err
+	})
+}
+
+func (e *epochs) hello() {
+	e.t.Helper()
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := client.Get("http://" + e.address + ":8080/")
+	if err != nil {
+		e.t.Error(err)
+		return
+	}
+	defer func() { _ = r.Body.Close() }()
+	if body, err := io.ReadAll(r.Body); err != nil || string(body) != "hello" {
+		e.t.Errorf("%q, %v", body, err)
+	}
+}
+
+func (e *epochs) nothingLeft() {
+	e.t.Helper()
+	if err := e.Remove(); err != nil {
+		e.t.Error(err)
+	}
+	sockets, _ := filepath.Glob(e.sockets() + "*")
+	if _, err := os.Stat(e.segment()); len(sockets) > 0 || !errors.Is(err, fs.ErrNotExist) {
+		e.t.Errorf("left behind: %v, %s: %v", sockets, e.segment(), err)
+	}
+}
+
+func TestEnvoysOfAllVersionsTakeOverFromEachOther(t *testing.T) {
+	newest := testenv.EnvoyVersion
+	for i, pair := range [][2]string{
+		{newest, testenv.OldEnvoyVersion}, {testenv.OldEnvoyVersion, newest}, {newest, testenv.MidEnvoyVersion}, {testenv.MidEnvoyVersion, newest},
+	} {
+		t.Run(pair[0]+" to "+pair[1], func(t *testing.T) {
+			t.Parallel()
+			var versions [2]string
+			for k, v := range pair {
+				var err error
+				if versions[k], err = HotRestartVersion(t.Context(), testenv.EnvoyOf(t, v)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if versions[0] != versions[1] {
+				t.Fatalf("hot restart versions %q", versions)
+			}
+			e := newEpochs(t, fmt.Sprintf("127.107.10.%d", 1+i))
+			old := e.start(pair[0], "hello.yaml")
+			e.admin("LIVE")
+			e.hello()
+			old.Superseded()
+			e.Epoch++
+			young := e.start(pair[1], "hello.yaml")
+			e.admin("LIVE")
+			if exit := old.Exit(); exit.Reason != Stopped || exit.Code != 0 {
+				t.Errorf("the old one: %+v, want that it was stopped", exit)
+			}
+			e.hello()
+			young.Stop(within(t, 10*time.Second))
+			e.nothingLeft()
+		})
+	}
+}
+
+func TestHotRestartIsPossibleAgainAfterOneThatFailed(t *testing.T) {
+	for i, v := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
+		t.Run(v, func(t *testing.T) {
+			t.Parallel()
+			e := newEpochs(t, fmt.Sprintf("127.107.20.%d", 1+i))
+			old := e.start(v, "hello.yaml")
+			e.admin("LIVE")
+			e.Epoch++
+			failed := e.start(v, "never.yaml")
+			e.admin("PRE_INITIALIZING")
+			failed.Stop(ended())
+			e.hello()
+
+			refused := e.start(v, "hello.yaml").Exit()
+			if refused.Code == 0 || !strings.Contains(strings.Join(refused.Tail, " "), "still initializing") {
+				t.Errorf("without mending: %+v", refused)
+			}
+			if err := e.Mend(); err != nil {
+				t.Fatal(err)
+			}
+			old.Superseded()
+			again := e.start(v, "hello.yaml")
+			e.admin("LIVE")
+			e.hello()
+			if exit := old.Exit(); exit.Reason != Stopped {
+				t.Errorf("the old one: %+v", exit)
+			}
+			again.Stop(within(t, 10*time.Second))
+			e.nothingLeft()
+		})
+	}
+}
+
+func TestUnknownSharedMemoryIsLeftAlone(t *testing.T) {
+	e := newEpochs(t, "127.107.21.1")
+	if err := e.Mend(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without memory: %v", err)
+	}
+	for name, memory := range map[string][]byte{"short": make([]byte, 8), "another layout": make([]byte, 200)} {
+		if err := os.WriteFile(e.segment(), memory, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Mend(); err == nil {
+			t.Errorf("%s: mended", name)
+		}
+	}
+	if err := os.WriteFile(e.sockets()+fmt.Sprintf("_parent_%d1", e.BaseID), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveHotRestarts(e.dir); err != nil {
+		t.Error(err)
+	}
+	e.nothingLeft()
+	e.Dir = strings.Repeat("d", 100)
+	if err := e.Possible(); err == nil || !strings.Contains(err.Error(), "shorter configPath") {
+		t.Errorf("with a directory of a long name: %v", err)
+	}
+}
