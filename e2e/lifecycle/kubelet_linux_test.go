@@ -1,0 +1,272 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// kubelet drives one pod as a kubelet does: probes on their periods, hooks before signals, the application's end before
+// that of a sidecar of the native kind, and SIGKILL when the grace period is over.
+type kubelet struct {
+	t     testing.TB
+	pod   *pod
+	grace time.Duration
+
+	mu      sync.Mutex
+	answers []answer
+}
+
+// answer is what a probe got.
+type answer struct {
+	path string
+	at   time.Time
+	code int // 0 when nobody answered
+	body string
+}
+
+// container is how the application ends: what it does on SIGTERM.
+type container struct {
+	terminate func()
+}
+
+// probe asks every period until the context ends, as a prober of the kubelet.
+func (k *kubelet) probe(ctx context.Context, port int, path string, period time.Duration) {
+	for ctx.Err() == nil {
+		asked := time.Now()
+		code, body, _ := k.pod.probe(port, path, 3*time.Second) // no answer is code 0
+		k.mu.Lock()
+		k.answers = append(k.answers, answer{path: path, at: asked, code: code, body: body})
+		k.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(period):
+		}
+	}
+}
+
+// startup is a startup probe: one success lets the next container start.
+func (k *kubelet) startup(port int, path string) {
+	k.t.Helper()
+	for range 600 {
+		if code, _, _ := k.pod.probe(port, path, 3*time.Second); code == http.StatusOK {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	k.t.Fatalf("the startup probe of %s never succeeded:\n%s", k.pod.name, k.pod.output.String())
+}
+
+// hook runs a command in the sidecar's container, as postStart and preStop do.
+func (k *kubelet) hook(args ...string) {
+	k.t.Helper()
+	if out, err := k.pod.command(k.t, args...).CombinedOutput(); err != nil {
+		k.t.Errorf("hook %q: %v: %s", args, err, out)
+	}
+}
+
+// deletePod ends the pod; what is left at the end of the grace period is killed. It says whether that was needed.
+func (k *kubelet) deletePod(app container, native bool) (killed bool) {
+	k.t.Helper()
+	deadline := time.After(k.grace)
+	appEnded := make(chan struct{})
+	go func() { app.terminate(); close(appEnded) }()
+	if native {
+		k.hook("request", "--debug-port=15020", "POST", "drain")
+		select {
+		case <-appEnded:
+		case <-deadline:
+			k.t.Errorf("the application outlived the grace period")
+		}
+	}
+	k.pod.signal(k.t, syscall.SIGTERM)
+	select {
+	case <-k.pod.ended:
+	case <-deadline:
+		killed = true
+		_ = k.pod.agent.Process.Kill()
+	}
+	<-appEnded
+	<-k.pod.ended
+	return killed
+}
+
+// since gives the answers to probes of a path that were asked from some time on.
+func (k *kubelet) since(path string, from time.Time) (all []answer) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, a := range k.answers {
+		if a.path == path && !a.at.Before(from) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// request begins a request to the pod, through its sidecar, that the application takes so long to answer.
+func begin(t testing.TB, p *pod, takes time.Duration) (result chan error) {
+	t.Helper()
+	result = make(chan error, 1)
+	c := &sidecarHTTP{target: fmt.Sprintf("http://%s:8080/?wait=%s", p.proxy, takes), client: &http.Client{Transport: &http.Transport{}}}
+	began := make(chan struct{})
+	go func() {
+		defer c.close()
+		close(began)
+		ctx, cancel := context.WithTimeout(context.Background(), takes+20*time.Second)
+		defer cancel()
+		result <- c.call(ctx)
+	}()
+	<-began
+	return result
+}
+
+// inFlight waits until the application has so many requests under way.
+func inFlight(t testing.TB, a *application, n int64) {
+	t.Helper()
+	testenv.Eventually(t, "requests reach the application", func() error {
+		if got := a.underWay.Load(); got < n {
+			return fmt.Errorf("%d of %d are there", got, n)
+		}
+		return nil
+	})
+}
+
+// Envoys are tested side by side: most of the time is waiting for what takes its time.
+func onEveryEnvoy(t *testing.T, test func(t *testing.T, envoy string)) {
+	for _, v := range testenv.EnvoyVersions() {
+		t.Run(v, func(t *testing.T) {
+			t.Parallel()
+			test(t, testenv.EnvoyOf(t, v))
+		})
+	}
+}
+
+func TestANativeSidecarServesUntilItsApplicationHasEnded(t *testing.T) {
+	onEveryEnvoy(t, func(t *testing.T, envoy string) {
+		p := newPod(t, startPlane(t), "shop").set(map[string]string{"ENVOY_PATH": envoy})
+		k := &kubelet{t: t, pod: p, grace: 30 * time.Second}
+		p.start(t)
+		k.startup(15021, "/healthz/ready")
+		app := startApplication(t, p)
+		stopProbes := k.probes(15021, 15020)
+
+		long := begin(t, p, 3*time.Second)
+		inFlight(t, app, 1)
+		deleted := time.Now()
+		killed := k.deletePod(container{terminate: func() {
+			time.Sleep(spread)
+			late := begin(t, p, 10*time.Millisecond) // by somebody who has not heard of it yet
+			if err := <-late; err != nil {
+				t.Errorf("a request while the application ends: %v", err)
+			}
+			if err := <-long; err != nil {
+				t.Errorf("the request that was under way: %v", err)
+			}
+			app.stop()
+		}}, true)
+		stopProbes()
+		if killed || p.code != 0 {
+			t.Errorf("killed by the kubelet: %v, exit code %d", killed, p.code)
+		}
+		k.expectNotReadySince(deleted.Add(spread))
+	})
+}
+
+func TestAClassicSidecarFinishesWhatIsUnderWay(t *testing.T) {
+	onEveryEnvoy(t, func(t *testing.T, envoy string) {
+		p := newPod(t, startPlane(t), "shop").set(map[string]string{"ENVOY_PATH": envoy})
+		k := &kubelet{t: t, pod: p, grace: 30 * time.Second}
+		p.start(t)
+		k.hook("wait") // postStart, which holds the application's container
+		app := startApplication(t, p)
+		stopProbes := k.probes(15021, 15020)
+
+		// Longer than terminationDrainDuration, which is 5 s unless set.
+		long := begin(t, p, 8*time.Second)
+		inFlight(t, app, 1)
+		deleted := time.Now()
+		killed := k.deletePod(container{terminate: func() {
+			if err := <-long; err != nil {
+				t.Errorf("the request of 8 s: %v", err)
+			}
+			app.stop()
+		}}, false)
+		stopProbes()
+		if killed || p.code != 0 {
+			t.Errorf("killed by the kubelet: %v, exit code %d", killed, p.code)
+		}
+		k.expectNotReadySince(deleted.Add(spread))
+	})
+}
+
+// probes asks for the readiness of Envoy and agent, and for metrics, until stopped.
+func (k *kubelet) probes(envoyPort, statusPort int) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	all.Go(func() { k.probe(ctx, envoyPort, "/healthz/ready", 250*time.Millisecond) })
+	all.Go(func() { k.probe(ctx, statusPort, "/stats/prometheus", 500*time.Millisecond) })
+	return func() { cancel(); all.Wait() }
+}
+
+// expectNotReadySince checks that from the deletion on readiness was refused with a reason, and that the status port
+// answered all the time until the pod had ended.
+func (k *kubelet) expectNotReadySince(from time.Time) {
+	k.t.Helper()
+	refused := 0
+	for _, a := range k.since("/healthz/ready", from) {
+		switch {
+		case a.code == http.StatusOK:
+			k.t.Errorf("ready %v after the deletion", a.at.Sub(from))
+		case a.code == http.StatusServiceUnavailable && strings.Contains(a.body, "drain"):
+			refused++
+		}
+	}
+	if refused == 0 {
+		k.t.Errorf("no readiness probe was refused because of draining: %v", k.since("/healthz/ready", from))
+	}
+	scraped := 0
+	for _, a := range k.since("/stats/prometheus", from) {
+		if a.code == http.StatusOK {
+			scraped++
+		}
+	}
+	if scraped == 0 {
+		k.t.Error("no metrics were served while the pod ended")
+	}
+}
+
+func TestASidecarEndsByItselfBeforeTheGracePeriodDoes(t *testing.T) {
+	p := newPod(t, startPlane(t), "shop").set(map[string]string{"TERMINATION_GRACE_PERIOD": "4s"})
+	k := &kubelet{t: t, pod: p, grace: 4 * time.Second}
+	p.start(t).waitReady(t)
+	app := startApplication(t, p)
+	endless := begin(t, p, time.Minute)
+	inFlight(t, app, 1)
+	if k.deletePod(container{terminate: func() {}}, false) {
+		t.Error("it had to be killed: a request of a minute held it up past the grace period that it was told")
+	}
+	if p.code != 0 {
+		t.Errorf("exit code %d", p.code)
+	}
+	app.stop()
+	if err := <-endless; err == nil {
+		t.Error("a request of a minute was answered within seconds")
+	}
+}
+
+func TestAJobsSidecarEndsWhenTheJobAsksIt(t *testing.T) {
+	p := newPod(t, startPlane(t), "job")
+	p.start(t).waitReady(t)
+	k := &kubelet{t: t, pod: p}
+	k.hook("request", "--debug-port=15020", "POST", "quitquitquit")
+	if code := p.wait(t, 20*time.Second); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
