@@ -7,8 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -45,9 +43,8 @@ func (b *bench) startup(ctx context.Context) error {
 	}
 	defer func() { _ = stop() }() // it only served the measurement
 	var agent, alone, extra []time.Duration
-	var memory []weight
 	for round := range b.rounds + 1 {
-		a, rss, err := b.startAgent(ctx, round == b.rounds)
+		a, err := b.startAgent(ctx)
 		if err != nil {
 			return err
 		}
@@ -59,25 +56,14 @@ func (b *bench) startup(ctx context.Context) error {
 			continue
 		}
 		agent, alone, extra = append(agent, a), append(alone, e), append(extra, a-e)
-		if rss != (weight{}) {
-			memory = append(memory, rss)
-		}
 	}
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	ratio := float64(median(agent)) / float64(median(alone))
 	fmt.Printf("start to ready, medians of %d in turn\n", b.rounds)
 	fmt.Printf("  Envoy alone, same bootstrap, warm xDS and SDS   %6.1f ms\n", ms(median(alone)))
 	fmt.Printf("  agent and Envoy                                 %6.1f ms   x%.2f, +%.1f ms\n", ms(median(agent)), ratio, ms(median(extra)))
-	fmt.Printf("resident memory of the agent (VmRSS)\n")
-	for _, w := range memory {
-		fmt.Printf("  when ready                                      %6.1f MiB\n", w.ready)
-		fmt.Printf("  10 s later                                      %6.1f MiB\n", w.settled)
-	}
 	return nil
 }
-
-// weight is the agent's resident memory in MiB.
-type weight struct{ ready, settled float64 }
 
 func (b *bench) startPlane(ctx context.Context) (stop func() error, err error) {
 	dir := filepath.Join(b.dir, "config")
@@ -144,45 +130,57 @@ func (b *bench) agentEnv() []string {
 	}
 }
 
-// startAgent measures one start of the agent with its Envoy, and, when asked, the agent's memory once it is at rest.
-func (b *bench) startAgent(ctx context.Context, weigh bool) (took time.Duration, rss weight, err error) {
+// runningAgent is an agent with its Envoy that is ready.
+type runningAgent struct {
+	cmd  *exec.Cmd
+	took time.Duration // from start to ready
+}
+
+// launchAgent starts the agent and waits until it is ready; the caller ends it.
+func (b *bench) launchAgent(ctx context.Context) (*runningAgent, error) {
 	dir, err := b.workDir("agent")
 	if err != nil {
-		return 0, rss, err
+		return nil, err
 	}
+	log, err := os.Create(filepath.Join(b.dir, "agent.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
 	began := time.Now()
 	cmd := exec.Command(filepath.Join(b.bin, "pilotfish-agent"), "proxy", "sidecar")
 	cmd.Dir, cmd.Env = dir, b.agentEnv()
-	log, err := os.Create(filepath.Join(b.dir, "agent.log"))
-	if err != nil {
-		return 0, rss, err
-	}
-	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
-		return 0, rss, err
+		return nil, err
 	}
-	defer func() {
-		_ = cmd.Process.Signal(syscall.SIGINT)
-		quit(proxyAddress)
-		_ = cmd.Wait() // how it ends is not what is measured
-	}()
+	r := &runningAgent{cmd: cmd}
 	ready, err := awaitOK(ctx, "http://"+proxyAddress+":15020/healthz/ready")
 	if err != nil {
+		r.quit()
 		text, _ := os.ReadFile(log.Name())
-		return 0, rss, fmt.Errorf("agent: %w\n%s", err, text)
+		return nil, fmt.Errorf("agent: %w\n%s", err, text)
 	}
-	if weigh {
-		if rss.ready, err = residentMiB(cmd.Process.Pid); err != nil {
-			return 0, rss, err
-		}
-		time.Sleep(10 * time.Second)
-		if rss.settled, err = residentMiB(cmd.Process.Pid); err != nil {
-			return 0, rss, err
-		}
+	r.took = ready.Sub(began)
+	return r, nil
+}
+
+// quit ends the agent without its drain.
+func (r *runningAgent) quit() {
+	_ = r.cmd.Process.Signal(syscall.SIGINT)
+	quit(proxyAddress)
+	_ = r.cmd.Wait() // how it ends is not what is measured
+}
+
+// startAgent measures one start of the agent with its Envoy.
+func (b *bench) startAgent(ctx context.Context) (took time.Duration, err error) {
+	r, err := b.launchAgent(ctx)
+	if err != nil {
+		return 0, err
 	}
-	return ready.Sub(began), rss, nil
+	r.quit()
+	return r.took, nil
 }
 
 // startEnvoy measures one start of Envoy alone, with the bootstrap that the agent left behind.
@@ -273,18 +271,4 @@ func quit(address string) {
 	if response, err := client.Post("http://"+address+":15020/quitquitquit", "", nil); err == nil {
 		response.Body.Close()
 	}
-}
-
-func residentMiB(pid int) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 64)
-			return kib / 1024, err
-		}
-	}
-	return 0, fmt.Errorf("no VmRSS of process %d", pid)
 }

@@ -13,8 +13,9 @@ import (
 )
 
 // oomInterval is how often the kernel's count is looked at while Envoy runs, so that an earlier death in the same
-// cgroup (the agent's neighbours share it) is not taken for Envoy's.
-const oomInterval = 10 * time.Second
+// cgroup (the agent's neighbours share it) is not taken for Envoy's. Such deaths are rare, and each look wakes a
+// processor in every pod.
+const oomInterval = 5 * time.Minute
 
 // oomCounter is a file in which the kernel counts the processes of a cgroup that were killed for lack of memory.
 type oomCounter struct {

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	settleTime  = 10 * time.Second
+	restTime    = time.Minute
+	probedTime  = time.Minute
+	probePeriod = 250 * time.Millisecond
+)
+
+// rest weighs an agent that has nothing to do, counts how often it wakes the processor beside its Envoy, and weighs it
+// again after a time of being probed as by an impatient kubelet.
+func (b *bench) rest(ctx context.Context) error {
+	stop, err := b.startPlane(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stop() }()
+	agent, err := b.launchAgent(ctx)
+	if err != nil {
+		return err
+	}
+	defer agent.quit()
+	pid := agent.cmd.Process.Pid
+	envoy, err := childOf(pid)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("resident memory of the agent (VmRSS), wake-ups (voluntary context switches of all threads)\n")
+	if err := weigh("when ready", pid); err != nil {
+		return err
+	}
+	if !pause(ctx, settleTime) {
+		return ctx.Err()
+	}
+	if err := weigh("10 s later", pid); err != nil {
+		return err
+	}
+	ours, theirs, err := wakeUps(ctx, restTime, pid, envoy)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("  wake-ups in %v of rest: agent %d, its Envoy %d      x%.3f\n", restTime, ours, theirs, float64(ours)/float64(max(theirs, 1)))
+	if err := weigh("after a minute of rest", pid); err != nil {
+		return err
+	}
+	for end := time.Now().Add(probedTime); time.Now().Before(end) && pause(ctx, probePeriod); {
+		if _, err := awaitOK(ctx, "http://"+proxyAddress+":15020/healthz/ready"); err != nil {
+			return err
+		}
+	}
+	return weigh("probed 4 times a second for a minute", pid)
+}
+
+// end measures how long a sidecar without clients takes from SIGTERM to its end, and Envoy alone.
+func (b *bench) end(ctx context.Context) error {
+	stop, err := b.startPlane(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stop() }()
+	var took []time.Duration
+	for range b.rounds {
+		agent, err := b.launchAgent(ctx)
+		if err != nil {
+			return err
+		}
+		told := time.Now()
+		if err := agent.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			return err
+		}
+		if err := agent.cmd.Wait(); err != nil {
+			return fmt.Errorf("the agent did not end well: %w", err)
+		}
+		took = append(took, time.Since(told))
+	}
+	middle := median(took)
+	fmt.Printf("SIGTERM to the end of an idle sidecar, of %d\n", len(took))
+	fmt.Printf("  median %d ms, slowest %d ms\n", middle.Milliseconds(), took[len(took)-1].Milliseconds())
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+func weigh(when string, pid int) error {
+	mib, err := residentMiB(pid)
+	if err == nil {
+		fmt.Printf("  %-47s %6.1f MiB\n", when, mib)
+	}
+	return err
+}
+
+// wakeUps counts those of two processes over some time.
+func wakeUps(ctx context.Context, during time.Duration, a, b int) (ofA, ofB int, err error) {
+	var before, after [2]int
+	for i, pid := range []int{a, b} {
+		if before[i], err = switches(pid); err != nil {
+			return 0, 0, err
+		}
+	}
+	if !pause(ctx, during) {
+		return 0, 0, ctx.Err()
+	}
+	for i, pid := range []int{a, b} {
+		if after[i], err = switches(pid); err != nil {
+			return 0, 0, err
+		}
+	}
+	return after[0] - before[0], after[1] - before[1], nil
+}
+
+// switches are the voluntary context switches of all threads of a process: each is one time that a thread slept and was
+// woken.
+func switches(pid int) (int, error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil || len(files) == 0 {
+		return 0, fmt.Errorf("process %d has no threads", pid)
+	}
+	sum := 0
+	for _, file := range files {
+		n, err := statusField(file, "voluntary_ctxt_switches:")
+		if err != nil {
+			return 0, err
+		}
+		sum += int(n)
+	}
+	return sum, nil
+}
+
+func residentMiB(pid int) (float64, error) {
+	kib, err := statusField(fmt.Sprintf("/proc/%d/status", pid), "VmRSS:")
+	return kib / 1024, err
+}
+
+// statusField reads a number of a status file of /proc.
+func statusField(file, name string) (float64, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			return strconv.ParseFloat(strings.Fields(rest)[0], 64)
+		}
+	}
+	return 0, fmt.Errorf("%s has no %s", file, name)
+}
+
+// childOf is the one child process of an agent: its Envoy.
+func childOf(pid int) (int, error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return 0, err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return 0, err
+		}
+		if fields := strings.Fields(string(text)); len(fields) > 0 {
+			return strconv.Atoi(fields[0])
+		}
+	}
+	return 0, fmt.Errorf("process %d has no child", pid)
+}
