@@ -1,0 +1,94 @@
+package exposition
+
+import (
+	"mime"
+	"strconv"
+	"strings"
+)
+
+// Format is one of the two formats.
+type Format uint8
+
+// The formats.
+const (
+	Text Format = iota
+	OpenMetrics
+)
+
+const openMetricsType = "application/openmetrics-text"
+
+// ContentType is what an answer in the format is labelled with.
+func (f Format) ContentType() string {
+	if f == OpenMetrics {
+		return openMetricsType + "; version=1.0.0; charset=utf-8"
+	}
+	return "text/plain; version=0.0.4; charset=utf-8"
+}
+
+func (f Format) String() string {
+	if f == OpenMetrics {
+		return "OpenMetrics"
+	}
+	return "text"
+}
+
+// FormatOf reads the label of an answer. Without a label an answer is text, as it was before labels were asked for.
+func FormatOf(contentType string) (f Format, ok bool) {
+	if contentType == "" {
+		return Text, true
+	}
+	kind, _, err := mime.ParseMediaType(contentType)
+	switch {
+	case err != nil:
+		return Text, false
+	case kind == openMetricsType:
+		return OpenMetrics, true
+	}
+	return Text, kind == "text/plain"
+}
+
+// Accepted is what a scraper says it takes.
+type Accepted struct {
+	Text, OpenMetrics bool
+}
+
+// ParseAccept reads the Accept headers of a scrape. A scraper that says nothing, or nothing that we have, gets text. One
+// that likes text better than OpenMetrics does not get OpenMetrics.
+func ParseAccept(headers []string) Accepted {
+	var text, wildcard, open float64
+	for _, header := range headers {
+		for item := range strings.SplitSeq(header, ",") {
+			kind, q := acceptItem(item)
+			switch kind {
+			case openMetricsType:
+				open = max(open, q)
+			case "text/plain", "text/*":
+				text = max(text, q)
+			case "*/*":
+				wildcard = max(wildcard, q)
+			}
+		}
+	}
+	text = max(text, wildcard)
+	a := Accepted{Text: text > 0, OpenMetrics: open > 0 && open >= text}
+	if !a.OpenMetrics {
+		a.Text = true
+	}
+	return a
+}
+
+func acceptItem(item string) (kind string, q float64) {
+	kind, parameters, err := mime.ParseMediaType(item)
+	if err != nil {
+		return "", 0
+	}
+	text, given := parameters["q"]
+	if !given {
+		return kind, 1
+	}
+	q, err = strconv.ParseFloat(text, 64)
+	if err != nil || !(q >= 0 && q <= 1) {
+		return kind, 0
+	}
+	return kind, q
+}

@@ -1,0 +1,89 @@
+package exposition
+
+import (
+	"bytes"
+	"errors"
+	"io"
+)
+
+const (
+	firstBuffer = 64 << 10
+	// longestLine is the longest line that is read; longer ones are left out.
+	longestLine = 256 << 10
+)
+
+// lines gives the lines of a stream. It holds the longest of them in memory, and no more.
+type lines struct {
+	from     io.Reader
+	buf      []byte
+	at, end  int
+	err      error
+	skipping bool // the rest of a line that is too long
+
+	// bytes is how much was read, tooLong how many lines were left out.
+	bytes   int64
+	tooLong int
+}
+
+func newLines(r io.Reader) *lines { return &lines{from: r} }
+
+// next gives the next whole line without its end; it is good until the next call. A last line that does not end is
+// dropped: nobody can tell whether it is whole.
+func (l *lines) next() ([]byte, bool) {
+	searched := l.at
+	for {
+		if n := bytes.IndexByte(l.buf[searched:l.end], '\n'); n >= 0 {
+			line := l.buf[l.at : searched+n]
+			l.at = searched + n + 1
+			if l.skipping {
+				l.skipping, searched = false, l.at
+				continue
+			}
+			return bytes.TrimSuffix(line, []byte("\r")), true
+		}
+		if l.err != nil {
+			return nil, false
+		}
+		l.more()
+		searched = l.at
+		if l.end-l.at >= longestLine {
+			if !l.skipping {
+				l.skipping = true
+				l.tooLong++
+			}
+			l.at, l.end, searched = 0, 0, 0
+		}
+	}
+}
+
+// more reads on. What is left of the last line is moved to the beginning.
+func (l *lines) more() {
+	if l.buf == nil {
+		l.buf = make([]byte, firstBuffer)
+	}
+	if l.at > 0 {
+		copy(l.buf, l.buf[l.at:l.end])
+		l.at, l.end = 0, l.end-l.at
+	}
+	if l.end == len(l.buf) {
+		l.buf = append(l.buf, make([]byte, len(l.buf))...)
+	}
+	for range 100 { // a reader may give nothing a few times, but not for ever
+		n, err := l.from.Read(l.buf[l.end:])
+		l.end += n
+		l.bytes += int64(n)
+		l.err = err
+		if n > 0 || err != nil {
+			return
+		}
+	}
+	l.err = io.ErrNoProgress
+}
+
+// failure is why the stream ended, when it is not its own end.
+func (l *lines) failure() error {
+	if errors.Is(l.err, io.EOF) {
+		return nil
+	}
+	return l.err
+}

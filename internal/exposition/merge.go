@@ -1,0 +1,223 @@
+package exposition
+
+import (
+	"bufio"
+	"io"
+	"math"
+)
+
+// renamed is what a family's name gets before it when another source has the name already.
+const renamed = "app_"
+
+// Merger writes the metrics of several sources as one exposition. The sources are copied one after the other; a family
+// is the first source's that has it, see Source for what becomes of others.
+type Merger struct {
+	out    *bufio.Writer
+	format Format
+	names  *names
+	source uint16
+	buf    []byte // for what is put together
+
+	later []*Spool // whose families go with those of the same name
+}
+
+// Source is one of the sources that are merged.
+type Source struct {
+	Format Format
+	Limits Limits
+	// Rename lets a family whose name another source has go by the name app_<name>; else it is left out.
+	Rename bool
+}
+
+// Copied is what came of copying a source.
+type Copied struct {
+	Bytes int64
+	// Families were written. Invalid lines were left out, and so were Duplicates, families whose names were taken.
+	Families, Invalid, Duplicates int
+}
+
+// NewMerger writes to w in a format.
+func NewMerger(w io.Writer, f Format) *Merger {
+	return &Merger{out: bufio.NewWriterSize(w, 64<<10), format: f, names: newNames()}
+}
+
+// Join has the families of the spools written with those of the same name and type of the sources copied next, so that
+// one name is one family. Flush writes what is left of them.
+func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
+
+// Copy writes one source. What is valid of it is written whatever the error, which is the source's; an error of the
+// writer's is told by Close.
+func (m *Merger) Copy(from io.Reader, s Source) (Copied, error) {
+	m.source++
+	c := &copier{Merger: m, from: s.Format, rename: s.Rename}
+	r := &reader{in: newLines(from), format: s.Format, visit: c, most: s.Limits}
+	err := r.read()
+	return c.result(r), err
+}
+
+func (c *copier) result(r *reader) Copied {
+	return Copied{Bytes: r.in.bytes, Families: c.families, Invalid: r.invalid + r.in.tooLong, Duplicates: c.duplicates}
+}
+
+// Comment writes a line for people, where the format has such lines.
+func (m *Merger) Comment(text string) {
+	if m.format == Text {
+		m.buf = appendComment(m.buf[:0], text)
+		_, _ = m.out.Write(m.buf)
+	}
+}
+
+// Close ends the exposition.
+func (m *Merger) Close() error {
+	m.source++
+	for i := range m.later {
+		m.flush(i)
+	}
+	m.later = nil
+	if m.format == OpenMetrics {
+		_, _ = m.out.WriteString("# EOF\n")
+	}
+	return m.out.Flush()
+}
+
+// copier writes one source's families.
+type copier struct {
+	*Merger
+	from                 Format
+	rename               bool
+	label                *Label // added to each sample
+	original, current    family
+	numbered             kind // whose samples have a label that is a number
+	prefix               string
+	writing              bool
+	families, duplicates int
+}
+
+// open decides what becomes of a family: its name is free, or it is this source's own from before, or it is renamed, or
+// left out.
+func (c *copier) open(f *family) {
+	c.original, c.current, c.numbered, c.prefix, c.writing = *f, *f, f.numbered(), "", true
+	if c.names.claim(&c.current, c.format, c.source) {
+		c.describe()
+		return
+	}
+	if c.again() {
+		return
+	}
+	if c.format == OpenMetrics && f.kind == counter && !f.plain {
+		// foo and foo_total are two families in text. In OpenMetrics they would be one.
+		c.current.name, c.current.plain = f.name+"_total", true
+		if c.names.claim(&c.current, c.format, c.source) {
+			c.describe()
+			return
+		}
+		c.current = *f
+	}
+	if c.rename {
+		c.current.name, c.prefix = renamed+f.name, renamed
+		if c.names.claim(&c.current, c.format, c.source) {
+			c.describe()
+			return
+		}
+		if c.again() {
+			return
+		}
+	}
+	c.writing = false
+	c.duplicates++
+}
+
+// again says whether the source goes on with a family that it left. Text has readers for that, OpenMetrics forbids it.
+func (c *copier) again() bool {
+	owner, ok := c.names.owner(&c.current, c.format)
+	if !ok || c.format != Text || owner.source != c.source || (c.current.typed && owner.kind != c.current.kind) {
+		return false
+	}
+	if !owner.plain {
+		c.numbered = owner.kind
+	}
+	return true
+}
+
+// describe writes the lines before a family's first sample.
+func (c *copier) describe() {
+	c.families++
+	name, word := c.current.described(c.format)
+	b := c.buf[:0]
+	if c.current.helped {
+		b = append(append(append(append(b, "# HELP "...), name...), ' '), escapedHelp(c.current.help, c.format)...)
+		b = append(b, '\n')
+	}
+	if c.current.typed {
+		b = append(append(append(append(b, "# TYPE "...), name...), ' '), word...)
+		b = append(b, '\n')
+	}
+	if c.format == OpenMetrics && c.current.unit != "" && validUnit(name, c.current.unit) {
+		b = append(append(append(append(b, "# UNIT "...), name...), ' '), c.current.unit...)
+		b = append(b, '\n')
+	}
+	_, _ = c.out.Write(b)
+	c.buf = b
+}
+
+func (c *copier) sample(s *sample, suffix string) bool {
+	if !c.writing {
+		return true // counted as a family
+	}
+	if c.format == Text && suffix == "_created" {
+		return true // text has no such samples
+	}
+	if c.format == OpenMetrics && c.current.kind == counter && !c.current.plain && !countable(s.text(s.value)) {
+		return false
+	}
+	if !c.validLabels(s) {
+		return false
+	}
+	c.buf = c.appendSample(c.buf[:0], s, suffix)
+	_, _ = c.out.Write(c.buf)
+	return true
+}
+
+// validLabels checks what depends on the family and on the label that is added.
+func (c *copier) validLabels(s *sample) bool {
+	if name := c.number(); name != "" {
+		if p, ok := s.find(name); ok {
+			if _, number := parseFloat(s.text(p.value)); !number {
+				return false
+			}
+		}
+	}
+	if c.label == nil {
+		return true
+	}
+	_, has := s.find(c.label.Name)
+	_, exported := s.find(exported + c.label.Name)
+	return !has || !exported
+}
+
+// number is the label of the family's samples that has to be a number.
+func (c *copier) number() string {
+	switch c.numbered {
+	case summary:
+		return "quantile"
+	case histogram, gaugeHistogram:
+		return "le"
+	}
+	return ""
+}
+
+func (c *copier) end() {
+	if c.writing {
+		c.join(c.later, &c.original, c.prefix)
+	}
+	c.writing = false
+}
+
+// countable says whether a counter may have the value in OpenMetrics.
+func countable(text []byte) bool {
+	if wholeNumber(text, 15) {
+		return true
+	}
+	v, ok := parseFloat(text)
+	return ok && v >= 0 && !math.IsNaN(v)
+}

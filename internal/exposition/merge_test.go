@@ -1,0 +1,257 @@
+package exposition
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// given is one source of a merge.
+type given struct {
+	format Format
+	text   string
+	later  string // the label of a source that is merged from memory
+}
+
+func merge(t *testing.T, out Format, sources ...given) (string, []Copied) {
+	t.Helper()
+	var b bytes.Buffer
+	m := NewMerger(&b, out)
+	var results []Copied
+	for i, g := range sources {
+		if g.later != "" {
+			spool, _ := NewSpool([]byte(g.text), Label{"scrape_target", g.later}, Source{Format: g.format})
+			m.Join(spool)
+			continue
+		}
+		c, _ := m.Copy(strings.NewReader(g.text), Source{Format: g.format, Rename: i > 0})
+		results = append(results, c)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String(), results
+}
+
+func valid(t *testing.T, f Format, text string) {
+	t.Helper()
+	if f == OpenMetrics {
+		if err := checkOpenMetrics(text); err != nil {
+			t.Errorf("not valid OpenMetrics: %v\n%s", err, text)
+		}
+		return
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	if _, err := parser.TextToMetricFamilies(strings.NewReader(text)); err != nil {
+		t.Errorf("not valid: %v\n%s", err, text)
+	}
+}
+
+func TestMergeWritesEachRuleAsDocumented(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		out     Format
+		sources []given
+		want    string
+	}{
+		{"text stays as it is", Text, []given{{text: "# HELP a It.\n# TYPE a gauge\na{x=\"1\",} 2 3\na 4\n"}},
+			"# HELP a It.\n# TYPE a gauge\na{x=\"1\",} 2 3\na 4\n"},
+		{"remarks, blank lines, carriage returns and blanks go", Text, []given{{text: "# hello\n\n  a   1  \r\n\tb\t{ c = \"d\" } \t2\n"}},
+			"a 1\nb{ c = \"d\" } 2\n"},
+		{"what is not valid goes, and only that", Text, []given{{text: "a 1\na{ 2\na{b=\"c\" 3\na x\n9a 1\na{b=\"\xff\"} 1\na{b=\"\\x\"} 1\na{b=\"c\",b=\"d\"} 1\na 1 2 3\na 0x1p3\na 1e999\na{__name__=\"b\"} 1\na 1 1.5\nhalf"}}, "a 1\n"},
+		{"counters of text become OpenMetrics where their name allows it", OpenMetrics,
+			[]given{{text: "# TYPE a_total counter\na_total 1\n# TYPE b counter\nb{c=\"d\",} Nan\n# TYPE e untyped\ne{} -Inf 1500\n"}},
+			"# TYPE a counter\na_total 1\n# TYPE b unknown\nb{c=\"d\"} NaN\n# TYPE e unknown\ne -Inf 1.500\n# EOF\n"},
+		{"two families of text that are one name in OpenMetrics", OpenMetrics,
+			[]given{{text: "# TYPE rq counter\nrq{code=\"200\"} 1\n# TYPE rq_total counter\nrq_total 1\n"}},
+			"# TYPE rq unknown\nrq{code=\"200\"} 1\n# TYPE rq_total unknown\nrq_total 1\n# EOF\n"},
+		{"numbers in labels are canonical in OpenMetrics", OpenMetrics,
+			[]given{{text: "# TYPE h histogram\nh_bucket{le=\"1\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n# TYPE s summary\ns{quantile=\"0.5\"} 1\ns{quantile=\"1\"} 1\ns_sum 1\ns_count 1\n# TYPE h_bad histogram\nh_bad_bucket{le=\"x\"} 1\n"}},
+			"# TYPE h histogram\nh_bucket{le=\"1.0\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n# TYPE s summary\ns{quantile=\"0.5\"} 1\ns{quantile=\"1.0\"} 1\ns_sum 1\ns_count 1\n# TYPE h_bad histogram\n# EOF\n"},
+		{"quotes in help are escaped in OpenMetrics", OpenMetrics, []given{{text: "# HELP a say \"hi\" \\n \\\\ \\x\na 1\n"}},
+			"# HELP a say \\\"hi\\\" \\n \\\\ \\\\x\na 1\n# EOF\n"},
+		{"a counter that counts down is not OpenMetrics", OpenMetrics, []given{{text: "# TYPE a_total counter\na_total -1\na_total{b=\"c\"} 1\n"}},
+			"# TYPE a counter\na_total{b=\"c\"} 1\n# EOF\n"},
+		{"OpenMetrics stays as it is", OpenMetrics,
+			[]given{{format: OpenMetrics, text: "# TYPE a counter\n# UNIT a seconds\n# TYPE b_seconds counter\n# UNIT b_seconds seconds\n# HELP b_seconds It.\nb_seconds_total 1.0 # {trace_id=\"x\"} 0.5 1.2\nb_seconds_created 1.2e9\n# TYPE i info\ni_info{v=\"1\"} 1\n# EOF\nmore 1\n"}},
+			"# HELP b_seconds It.\n# TYPE b_seconds counter\n# UNIT b_seconds seconds\nb_seconds_total 1.0 # {trace_id=\"x\"} 0.5 1.2\nb_seconds_created 1.2e9\n# TYPE i info\ni_info{v=\"1\"} 1\n# EOF\n"},
+		{"an exemplar that is not valid goes alone", OpenMetrics,
+			[]given{{format: OpenMetrics, text: "# TYPE b counter\nb_total 1 # {x} 1\nb_total{c=\"d\"} 1 # {x=\"" + strings.Repeat("y", 128) + "\"} 1\n# EOF\n"}},
+			"# TYPE b counter\nb_total 1\nb_total{c=\"d\"} 1\n# EOF\n"},
+		{"OpenMetrics becomes text", Text,
+			[]given{{format: OpenMetrics, text: "# TYPE b counter\n# HELP b It \\\"is\\\".\nb_total{c=\"d\"} 1 1.25 # {t=\"x\"} 0.5\nb_created{c=\"d\"} 12\n# TYPE i info\ni_info{v=\"1\"} 1\n# TYPE u unknown\nu 1\n# TYPE s stateset\ns{s=\"a\"} 1\n# TYPE g gaugehistogram\ng_bucket{le=\"+Inf\"} 1\ng_gsum 2\ng_gcount 1\n# EOF\n"}},
+			"# HELP b_total It \"is\".\n# TYPE b_total counter\nb_total{c=\"d\"} 1 1250\n# TYPE i_info gauge\ni_info{v=\"1\"} 1\n# TYPE u untyped\nu 1\n# TYPE s gauge\ns{s=\"a\"} 1\n# TYPE g histogram\ng_bucket{le=\"+Inf\"} 1\ng_sum 2\ng_count 1\n"},
+		{"a name that is taken: the later source's is renamed", Text,
+			[]given{{text: "# TYPE a gauge\na 1\n"}, {text: "# TYPE a gauge\na 2\n# TYPE b gauge\nb 3\n"}},
+			"# TYPE a gauge\na 1\n# TYPE app_a gauge\napp_a 2\n# TYPE b gauge\nb 3\n"},
+		{"a name that a histogram's sample has is taken too", Text,
+			[]given{{text: "# TYPE a histogram\na_bucket{le=\"+Inf\"} 1\na_sum 1\na_count 1\n"}, {text: "# TYPE a_count counter\na_count 2\n"}},
+			"# TYPE a histogram\na_bucket{le=\"+Inf\"} 1\na_sum 1\na_count 1\n# TYPE app_a_count counter\napp_a_count 2\n"},
+		{"the first source has nobody to give way to", Text, []given{{text: "# TYPE a gauge\na 1\nb 1\n# TYPE a counter\na 2\n"}}, "# TYPE a gauge\na 1\nb 1\n"},
+		{"a family in pieces is text still", Text, []given{{text: "a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"}},
+			"a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"},
+		{"a family in pieces is no OpenMetrics", OpenMetrics, []given{{text: "a 1\nb 1\na{c=\"d\"} 2\n"}}, "a 1\nb 1\n# EOF\n"},
+		{"several applications: one family, told apart", Text,
+			[]given{
+				{text: "# TYPE envoy_a gauge\nenvoy_a 0\n"},
+				{later: "9/m", text: "# TYPE go gauge\ngo 2\n# TYPE own gauge\nown{scrape_target=\"x\"} 3\nown{scrape_target=\"x\",exported_scrape_target=\"y\"} 3\n# TYPE envoy_a gauge\nenvoy_a 4\n"},
+				{later: "8/m", format: OpenMetrics, text: "# TYPE go gauge\ngo{y=\"z\"} 2\n# TYPE own gauge\nown 5\n# TYPE x counter\nx_total 1\n# EOF\n"},
+				{text: "# TYPE go gauge\ngo 1\n# TYPE x_total gauge\nx_total 1\n"},
+			},
+			"# TYPE envoy_a gauge\nenvoy_a 0\n# TYPE go gauge\ngo 1\ngo{scrape_target=\"9/m\"} 2\ngo{scrape_target=\"8/m\",y=\"z\"} 2\n# TYPE x_total gauge\nx_total 1\n" +
+				"# TYPE own gauge\nown{scrape_target=\"9/m\",exported_scrape_target=\"x\"} 3\nown{scrape_target=\"8/m\"} 5\n# TYPE app_envoy_a gauge\napp_envoy_a{scrape_target=\"9/m\"} 4\n" +
+				"# TYPE app_x_total counter\napp_x_total{scrape_target=\"8/m\"} 1\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			sources := c.sources
+			got, _ := merge(t, c.out, sources...)
+			if len(sources) == 4 { // the label is joined after Envoy's are written, before the first application's
+				got = mergeJoined(t, c.out, sources)
+			}
+			if got != c.want {
+				t.Errorf("got\n%s\nwant\n%s", got, c.want)
+			}
+			valid(t, c.out, got)
+		})
+	}
+}
+
+// mergeJoined is how the status server merges several applications.
+func mergeJoined(t *testing.T, out Format, g []given) string {
+	t.Helper()
+	var b bytes.Buffer
+	m := NewMerger(&b, out)
+	_, _ = m.Copy(strings.NewReader(g[0].text), Source{Format: g[0].format})
+	for _, later := range g[1 : len(g)-1] {
+		spool, _ := NewSpool([]byte(later.text), Label{"scrape_target", later.later}, Source{Format: later.format})
+		m.Join(spool)
+	}
+	last := g[len(g)-1]
+	_, _ = m.Copy(strings.NewReader(last.text), Source{Format: last.format, Rename: true})
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestSourceThatBreaksOffKeepsItsWholeLines(t *testing.T) {
+	var b bytes.Buffer
+	m := NewMerger(&b, Text)
+	broken := io.MultiReader(strings.NewReader("a 1\na{b=\"c\"} 2\na{b=\"ha"), iotest.ErrReader(errors.New("connection reset")))
+	if _, err := m.Copy(broken, Source{}); err == nil || err.Error() != "connection reset" {
+		t.Errorf("err = %v", err)
+	}
+	if _, err := m.Copy(strings.NewReader("b 1\n"), Source{Format: OpenMetrics}); !errors.Is(err, ErrNoEOF) {
+		t.Errorf("OpenMetrics without its end: %v", err)
+	}
+	if err := m.Close(); err != nil || b.String() != "a 1\na{b=\"c\"} 2\nb 1\n" {
+		t.Errorf("%v, %q", err, b.String())
+	}
+}
+
+// endless repeats a text for ever.
+type endless struct {
+	line string
+	n    int
+	read int64
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	n := 0
+	for n < len(p) {
+		line := e.line
+		if strings.Contains(line, "%d") {
+			line = fmt.Sprintf(line, e.n)
+		}
+		if n+len(line) > len(p) && n > 0 {
+			break
+		}
+		n += copy(p[n:], line)
+		e.n++
+	}
+	e.read += int64(n)
+	return n, nil
+}
+
+func TestSourceWithoutEndIsCut(t *testing.T) {
+	for name, e := range map[string]*endless{
+		"series": {line: "a{n=\"%d\"} 1\n"}, "families": {line: "a%d 1\n"}, "one line": {line: "xxxxxxxxxxxxxxxx"}, "nothing": {line: "\n"},
+		"garbage": {line: "{{{{\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := NewMerger(io.Discard, Text)
+			var much *TooMuchError
+			limits := Limits{Bytes: 8 << 20, Families: 1000}
+			if name == "one line" {
+				_, err := m.Copy(io.LimitReader(e, 8<<20), Source{Limits: limits})
+				if err != nil {
+					t.Error(err)
+				}
+			} else if _, err := m.Copy(e, Source{Limits: limits}); !errors.As(err, &much) {
+				t.Errorf("err = %v", err)
+			}
+			if e.read > limits.Bytes+1<<20 {
+				t.Errorf("%d bytes were read", e.read)
+			}
+		})
+	}
+}
+
+func TestLineThatIsTooLongCostsOnlyItself(t *testing.T) {
+	long := "# HELP a " + strings.Repeat("x", 3*longestLine) + "\n"
+	got, results := merge(t, Text, given{text: "a 1\n" + long + "b 2\n"})
+	if got != "a 1\nb 2\n" || results[0].Invalid != 1 {
+		t.Errorf("%q, %+v", got, results)
+	}
+}
+
+func TestMergeHoldsALineOfWhatPassesThrough(t *testing.T) {
+	// Ten million series of one family, 300 MB, would show.
+	e := &endless{line: "a_family_of_metrics{path=\"/one\",code=\"200\"} 1\n"}
+	m := NewMerger(io.Discard, OpenMetrics)
+	allocated := testing.AllocsPerRun(1, func() {
+		if _, err := m.Copy(io.LimitReader(e, 64<<20), Source{}); err != nil {
+			t.Error(err)
+		}
+	})
+	if allocated > 1000 {
+		t.Errorf("%v allocations for a million lines", allocated)
+	}
+}
+
+func TestWhatScraperAcceptsDecides(t *testing.T) {
+	for accept, want := range map[string]Accepted{
+		"":           {Text: true},
+		"text/plain": {Text: true},
+		"application/openmetrics-text; version=1.0.0":                                               {OpenMetrics: true},
+		"application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2": {Text: true, OpenMetrics: true},
+		"text/plain;q=0.9,application/openmetrics-text;q=0.1":                                       {Text: true},
+		"*/*":                                  {Text: true},
+		"application/json":                     {Text: true},
+		"application/openmetrics-text;q=0":     {Text: true},
+		"application/openmetrics-text;q=x,;;,": {Text: true},
+	} {
+		if got := ParseAccept([]string{accept}); got != want {
+			t.Errorf("%q: %+v, want %+v", accept, got, want)
+		}
+	}
+}
+
+func FuzzMerge(f *testing.F) {
+	f.Add("# TYPE a counter\na 1\n", "# HELP a x\n# TYPE a_total counter\na_total{b=\"c\"} 2 3\n", "# TYPE a histogram\na_bucket{le=\"1\"} 1\na_sum 1\na_count 1\n", uint8(0))
+	f.Add("a 1\nb 1\na 2\n", "# TYPE a info\na_info{x=\"y\"} 1\n# EOF\n", "# TYPE a counter\na_total 1 # {x=\"y\"} 1 1\n# EOF\n", uint8(0xff))
+	f.Add("# TYPE s summary\ns{quantile=\"0.5\"} NaN\ns_sum 1\ns_count 2\n", "s_sum 1\ns{quantile=\"z\"} 1\n", "# HELP s \\q\"\ns 1 -5\n", uint8(5))
+	f.Add("# TYPE g gaugehistogram\ng_bucket{le=\"+Inf\"} 1\ng_gsum 2\ng_gcount 1\n", "app_g 1\ng 1\n", "# UNIT g_s s\n# TYPE g_s gauge\ng_s 1\n# EOF", uint8(3))
+	f.Fuzz(func(t *testing.T, a, b, c string, bits uint8) {
+		format := func(bit int) Format { return Format(bits >> bit & 1) }
+		out := mergeJoined(t, format(0), []given{{format(1), a, ""}, {format(2), b, "9/m"}, {format(3), c, "8/m"}, {format(4), a + c + b, ""}})
+		valid(t, format(0), out)
+	})
+}

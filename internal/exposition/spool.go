@@ -1,0 +1,120 @@
+package exposition
+
+import (
+	"bytes"
+	"io"
+)
+
+// Spool is a source that is held in memory whole, so that its families can be written with those of the same name of
+// another source.
+type Spool struct {
+	label    Label
+	format   Format
+	families []*spooled
+	byName   map[string]*spooled
+	current  *spooled
+	result   Copied
+}
+
+// spooled is a family of a spool, and its lines.
+type spooled struct {
+	family
+	lines   [][]byte
+	written bool
+}
+
+// NewSpool takes apart what was read from a source whose samples are to have a label. What is valid of it is kept whatever
+// the error, which is the source's. The text must not change afterwards.
+func NewSpool(text []byte, l Label, s Source) (*Spool, error) {
+	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled)}
+	r := &reader{in: wholeText(text), format: s.Format, visit: sp, most: s.Limits}
+	err := r.read()
+	sp.result = Copied{Bytes: int64(len(text)), Invalid: r.invalid + r.in.tooLong}
+	return sp, err
+}
+
+// wholeText gives the lines of a text without copying them.
+func wholeText(text []byte) *lines {
+	return &lines{buf: text[:len(text):len(text)], end: len(text), bytes: int64(len(text)), err: io.EOF}
+}
+
+// Result is what came of the spool, once the merger is closed.
+func (s *Spool) Result() Copied { return s.result }
+
+func (s *Spool) open(f *family) {
+	if s.current = s.byName[f.name]; s.current != nil && (s.current.kind == f.kind || !f.typed) && s.current.plain == f.plain {
+		return // goes on with a family that it left
+	}
+	s.current = &spooled{family: *f}
+	s.families = append(s.families, s.current)
+	if s.byName[f.name] == nil {
+		s.byName[f.name] = s.current
+	}
+}
+
+func (s *Spool) sample(line *sample, _ string) bool {
+	f := s.current
+	// Lines that follow each other are kept as one piece, to hold less.
+	if n := len(f.lines); n > 0 && adjacent(f.lines[n-1], line.line) {
+		last := f.lines[n-1]
+		f.lines[n-1] = last[:len(last)+1+len(line.line)]
+		return true
+	}
+	f.lines = append(f.lines, line.line)
+	return true
+}
+
+// adjacent says whether b comes right after a and the newline that ends it.
+func adjacent(a, b []byte) bool {
+	return cap(a) > len(a)+len(b) && len(b) > 0 && &a[:len(a)+2][len(a)+1] == &b[0]
+}
+
+func (s *Spool) end() {}
+
+// join writes the samples that spools have of a family that was just written, perhaps under another name.
+func (m *Merger) join(spools []*Spool, f *family, prefix string) {
+	for _, sp := range spools {
+		if other := sp.byName[f.name]; other != nil && !other.written && other.kind == f.kind && other.plain == f.plain {
+			m.write(&copier{Merger: m, from: sp.format, label: &sp.label, numbered: other.numbered(), current: *f, prefix: prefix, writing: true}, sp, other)
+		}
+	}
+}
+
+// flush writes what is left of a spool, and with each family those of the same name of the spools after it.
+func (m *Merger) flush(i int) {
+	sp := m.later[i]
+	m.source++
+	for _, f := range sp.families {
+		if f.written {
+			continue
+		}
+		c := &copier{Merger: m, from: sp.format, label: &sp.label, rename: true}
+		c.open(&f.family)
+		m.write(c, sp, f)
+		sp.result.Duplicates += c.duplicates
+		if c.writing {
+			m.join(m.later[i+1:], &f.family, c.prefix)
+		}
+	}
+}
+
+func (m *Merger) write(c *copier, sp *Spool, f *spooled) {
+	f.written = true
+	if !c.writing {
+		return
+	}
+	sp.result.Families++
+	var s sample
+	for _, piece := range f.lines {
+		for line := range bytes.SplitSeq(piece, []byte("\n")) {
+			if !s.parse(bytes.TrimSuffix(line, []byte("\r")), sp.format) {
+				continue
+			}
+			suffix, ok := f.owns(s.text(s.name))
+			if !ok || !c.sample(&s, suffix) {
+				sp.result.Invalid++
+			}
+		}
+	}
+	f.lines = nil
+}
