@@ -17,6 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
 )
 
 const proxyHelp = `Run Envoy as a proxy of the mesh: resolve the configuration, serve Envoy its certificates and
@@ -40,7 +42,7 @@ Exit codes:
 func newProxyCommand() *cobra.Command {
 	o := &proxyOptions{}
 	c := &cobra.Command{
-		Use:     "proxy [sidecar|router]",
+		Use:     "proxy [sidecar|router|waypoint]",
 		Short:   "Run Envoy as a sidecar or gateway of the mesh",
 		Long:    proxyHelp,
 		Example: "  pilotfish-agent proxy sidecar\n  pilotfish-agent proxy router --dry-run -o yaml",
@@ -57,43 +59,6 @@ func newProxyCommand() *cobra.Command {
 	c.Flags().BoolVar(&o.flags.Restart, "restart", false,
 		"start Envoy again when it dies, unless it keeps dying; without it the agent ends with Envoy, for an orchestrator to restart")
 	c.Flags().SortFlags = false
-	return c
-}
-
-func newConfigCommand() *cobra.Command {
-	o := &proxyOptions{}
-	c := &cobra.Command{
-		Use:   "config [sidecar|router]",
-		Short: "Print the configuration that proxy would run with, and where each value comes from",
-		Args:  usageArgs(cobra.MaximumNArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.print(cmd, args, false)
-		},
-	}
-	o.addTo(c.Flags())
-	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "table, json or yaml")
-	return c
-}
-
-func newBootstrapCommand() *cobra.Command {
-	o := &proxyOptions{}
-	c := &cobra.Command{
-		Use:   "bootstrap [sidecar|router]",
-		Short: "Print the bootstrap that proxy would start Envoy with",
-		Args:  usageArgs(cobra.MaximumNArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			config, err := o.resolve(cmd, args)
-			if err != nil {
-				return err
-			}
-			text, err := bootstrapJSON(config)
-			if err == nil {
-				_, err = cmd.OutOrStdout().Write(text)
-			}
-			return err
-		},
-	}
-	o.addTo(c.Flags())
 	return c
 }
 
@@ -115,7 +80,8 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.OutlierLog, "outlierLogPath", "", "file to which Envoy logs ejected endpoints")
 	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "the Envoy to run (default ENVOY_PATH, the project's cache, PATH)")
 	o.log.addTo(f)
-	inert(f, "templateFile", "stsPort", "tokenManagerPlugin", "profiling")
+	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a whole bootstrap, in JSON or YAML")
+	inert(f, "stsPort", "tokenManagerPlugin", "profiling")
 }
 
 // inert accepts flags of Istio's agent that mean nothing here.
@@ -133,23 +99,18 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*Config, erro
 	}
 	o.flags.Given = map[string]bool{}
 	cmd.Flags().Visit(func(f *pflag.Flag) { o.flags.Given[f.Name] = true })
-	config, err := Resolve(Inputs{Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, CacheDir: envoyCache()})
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, fmt.Errorf("finding the working directory, which the paths of the configuration are relative to: %w", err)
+	}
+	config, err := Resolve(Inputs{
+		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, CacheDir: envoyCache(),
+		WorkingDir: dir, Limits: cgroup.Self(), Cloud: askCloud,
+	})
 	if err != nil {
 		return nil, usageError{err}
 	}
 	return config, nil
-}
-
-func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bool) error {
-	config, err := o.resolve(cmd, args)
-	if err != nil {
-		return err
-	}
-	r, err := newReport(config, withBootstrap)
-	if err != nil {
-		return usageError{err}
-	}
-	return r.print(cmd.OutOrStdout(), o.format)
 }
 
 func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {

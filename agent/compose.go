@@ -1,36 +1,13 @@
 package agent
 
 import (
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 
-	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 	"github.com/pilotfish-mesh/pilotfish/status"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
-
-// writeBootstrap puts the bootstrap where Envoy is told to find it; a reader never sees half of it.
-func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
-	text, err := bootstrap.Encode(from)
-	if err != nil {
-		return "", err
-	}
-	dir := c.Proxy.GetConfigPath()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("the configuration path cannot be made: %w; run the agent where it may write, or set configPath", err)
-	}
-	file := filepath.Join(dir, bootstrapFile)
-	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
-		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent where it may write, or set configPath", err)
-	}
-	if err := os.Rename(file+".new", file); err != nil {
-		return "", fmt.Errorf("writing Envoy's bootstrap: %w", err)
-	}
-	return file, nil
-}
 
 func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 	c := a.Config.ControlPlane

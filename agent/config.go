@@ -20,6 +20,7 @@ type Config struct {
 	Proxy *meshv1.ProxyConfig
 
 	Envoy        EnvoyConfig
+	Bootstrap    BootstrapConfig
 	ControlPlane ControlPlaneConfig
 	Certificates CertificateConfig
 	Shutdown     ShutdownConfig
@@ -49,6 +50,8 @@ type Identity struct {
 	Labels         map[string]string
 	Annotations    map[string]string
 	Metadata       map[string]any
+	// Locality is region/zone/subzone by the cloud; labels that say it win.
+	Locality string
 }
 
 // SPIFFEID is the identity that the proxy asks a certificate for.
@@ -68,6 +71,23 @@ type EnvoyConfig struct {
 	DualStack                           bool
 	// Restart starts an Envoy that died again, while that does not happen too often.
 	Restart bool
+}
+
+// BootstrapConfig is what changes Envoy's bootstrap besides the proxy's identity and ProxyConfig.
+type BootstrapConfig struct {
+	// Override is merged into the bootstrap, or patches it; Custom takes its place. Both are the contents of the files.
+	Override, Custom         []byte
+	OverrideFile, CustomFile string
+	// HostIP is the node's address, for $(HOST_IP) in the files.
+	HostIP string
+	// GRPCFile is where the bootstrap of proxyless clients is written; CertDir is where their certificates are.
+	GRPCFile, CertDir string
+	// WorkingDir is what relative paths are relative to.
+	WorkingDir string
+	// MemoryLimit is how many bytes the container may use; 0 for no limit.
+	MemoryLimit uint64
+	// Tracing is the mesh's default provider; nil for none.
+	Tracing *meshv1.MeshConfig_ExtensionProvider
 }
 
 // ControlPlaneConfig says where configuration comes from.
@@ -133,6 +153,7 @@ const (
 	sourceDefault     = "default"
 	sourceProxyConfig = "environment PROXY_CONFIG"
 	sourceAnnotation  = "annotation proxy.istio.io/config"
+	sourceCgroup      = "control group's limit"
 )
 
 // Names of ports and paths by the agent's contract.
@@ -151,6 +172,8 @@ const (
 	identityFiles     = "./var/run/secrets/workload-spiffe-credentials"
 	mountedFiles      = "./etc/certs"
 	bootstrapFile     = "envoy-rev.json"
+	defaultGRPCFile   = "./etc/istio/proxy/grpc-bootstrap.json"
+	citadel           = "Citadel"
 )
 
 // bootstrap is the part of the configuration that Envoy's bootstrap is made of.
@@ -178,5 +201,15 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		DualStack:        c.Envoy.DualStack,
 		ExitOnZero:       c.Shutdown.WhenIdle,
 		OutlierLog:       c.Envoy.OutlierLog,
+		Locality:         c.Identity.Locality,
+		MemoryLimit:      c.Bootstrap.MemoryLimit,
+		TracingProvider:  c.Bootstrap.Tracing,
+		Override:         c.Bootstrap.Override,
+		OverrideFile:     c.Bootstrap.OverrideFile,
+		Custom:           c.Bootstrap.Custom,
+		CustomFile:       c.Bootstrap.CustomFile,
+		HostIP:           c.Bootstrap.HostIP,
+		WorkingDir:       c.Bootstrap.WorkingDir,
+		CertDir:          c.Bootstrap.CertDir,
 	}
 }

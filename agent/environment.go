@@ -32,7 +32,7 @@ func newEnvironment(env []string) *environment {
 func (e *environment) err() error { return errors.Join(e.errs...) }
 
 func (e *environment) note(name string, value any, source string) {
-	e.settings = append(e.settings, Setting{Name: name, Value: fmt.Sprint(value), Source: source})
+	e.settings = append(e.settings, Setting{Name: name, Value: shown(name, fmt.Sprint(value)), Source: source})
 }
 
 func (e *environment) warn(format string, args ...any) {
@@ -40,7 +40,7 @@ func (e *environment) warn(format string, args ...any) {
 }
 
 func (e *environment) refuse(variable, value, remedy string) {
-	e.errs = append(e.errs, fmt.Errorf("environment %s: %q: %s", variable, value, remedy))
+	e.errs = append(e.errs, fmt.Errorf("environment %s: %q: %s", variable, shown(variable, value), remedy))
 }
 
 // origin is the variable when it is set, and the default otherwise.
@@ -151,7 +151,7 @@ func (e *environment) prefixed(prefix string) map[string]string {
 func (e *environment) headers(prefix string) map[string]string {
 	found := e.prefixed(prefix)
 	for _, name := range sortedKeys(found) {
-		e.note("header "+name, "(not shown)", "environment "+prefix+name)
+		e.note("header "+name, notShown, "environment "+prefix+name)
 	}
 	return found
 }

@@ -154,12 +154,12 @@ func fieldText(m proto.Message, fd protoreflect.FieldDescriptor) string {
 	raw := fields[fd.JSONName()]
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
-		return text
+		return shown(fd.JSONName(), text)
 	}
 	var anything any
 	if err := json.Unmarshal(raw, &anything); err != nil {
 		return string(raw)
 	}
-	compact, _ := json.Marshal(anything)
+	compact, _ := json.Marshal(withoutSecrets(anything))
 	return string(compact)
 }

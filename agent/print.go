@@ -8,8 +8,6 @@ import (
 	"text/tabwriter"
 
 	"go.yaml.in/yaml/v3"
-
-	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 )
 
 // report is what a dry run shows.
@@ -27,10 +25,6 @@ func newReport(c *Config, withBootstrap bool) (*report, error) {
 	text, err := bootstrapJSON(c)
 	r.Bootstrap = text
 	return r, err
-}
-
-func bootstrapJSON(c *Config) ([]byte, error) {
-	return bootstrap.Render(c.bootstrap(istioVersion))
 }
 
 // The formats that reports are printed in.
@@ -63,6 +57,11 @@ func (r *report) printYAML(w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	return printYAML(w, text)
+}
+
+// printYAML writes a JSON document as YAML.
+func printYAML(w io.Writer, text []byte) error {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(text, &doc); err != nil {
 		return err

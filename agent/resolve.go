@@ -24,6 +24,12 @@ type Inputs struct {
 	Interfaces func() ([]netip.Addr, error)
 	// CacheDir is the project's cache, where an Envoy may lie.
 	CacheDir string
+	// WorkingDir is what the relative paths of the contract are relative to.
+	WorkingDir string
+	// Limits are those of the control group that the agent and Envoy are in; nil for none.
+	Limits Limits
+	// Cloud asks the platform that was named where this machine is; nil asks nobody.
+	Cloud func(platform string) (Place, error)
 }
 
 // Flags are the command line of `proxy`. Given says which flags were there.
@@ -35,6 +41,7 @@ type Flags struct {
 	LogLevel          string
 	ComponentLogLevel string
 	OutlierLog        string
+	TemplateFile      string
 	Concurrency       int
 	EnvoyPath         string
 	Restart           bool
@@ -52,12 +59,15 @@ func Resolve(in Inputs) (*Config, error) {
 		return nil, err
 	}
 	r.identity()
+	r.cloud()
 	r.controlPlane()
 	r.certificates()
 	r.envoy()
+	r.bootstrapSettings()
 	r.shutdown()
 	r.appProbes()
 	r.others()
+	r.unheard()
 	if err := r.env.err(); err != nil {
 		return nil, err
 	}
@@ -77,7 +87,7 @@ type resolver struct {
 
 func (r *resolver) proxyType() error {
 	switch t := bootstrap.Type(cmp.Or(r.in.Flags.Type, string(bootstrap.Sidecar))); t {
-	case bootstrap.Sidecar, bootstrap.Router:
+	case bootstrap.Sidecar, bootstrap.Router, bootstrap.Waypoint:
 		r.config.Identity.Type = t
 		source := "argument"
 		if r.in.Flags.Type == "" {
@@ -85,10 +95,10 @@ func (r *resolver) proxyType() error {
 		}
 		r.env.note("type", t, source)
 		return nil
-	case "waypoint", "ztunnel", "agentgateway":
-		return fmt.Errorf("proxy type %q is not supported yet; use sidecar or router", t)
+	case "ztunnel", "agentgateway":
+		return fmt.Errorf("proxy type %q is no Envoy, and has an agent of its own; use sidecar, router or waypoint", t)
 	default:
-		return fmt.Errorf("proxy type %q is not known; use sidecar or router", t)
+		return fmt.Errorf("proxy type %q is not known; use sidecar, router or waypoint", t)
 	}
 }
 
@@ -205,9 +215,7 @@ func (r *resolver) defaultRoot() string {
 
 func (r *resolver) certificates() {
 	c := &r.config.Certificates
-	if p := r.env.vars["CA_PROVIDER"]; p != "" && p != "Citadel" {
-		r.env.refuse("CA_PROVIDER", p, "only Citadel (Istio's CreateCertificate API) is there; leave it out")
-	}
+	r.provider()
 	c.Address = r.env.text("certificates.address", "CA_ADDR", r.config.ControlPlane.Address, "discoveryAddress")
 	if err := checkHostPort(c.Address); err != nil && c.Address != r.config.ControlPlane.Address {
 		r.env.refuse("CA_ADDR", c.Address, err.Error())
@@ -226,6 +234,19 @@ func (r *resolver) certificates() {
 	c.GraceJitter = r.env.ratio("certificates.graceJitter", "SECRET_GRACE_PERIOD_RATIO_JITTER", 0.01)
 	c.Socket = socketPath(identityDir, r.socketFile())
 	r.env.note("certificates.socket", c.Socket, r.env.origin("WORKLOAD_IDENTITY_SOCKET_FILE"))
+}
+
+// provider refuses authorities that are not there. GKE's leaves files, which are found where they lie.
+func (r *resolver) provider() {
+	switch p := r.env.text("certificates.provider", "CA_PROVIDER", citadel, sourceDefault); p {
+	case citadel:
+	case "GkeWorkloadCertificate":
+		if _, err := os.Stat(filepath.Join(identityFiles, "cert-chain.pem")); err != nil {
+			r.env.refuse("CA_PROVIDER", p, fmt.Sprintf("its certificate is not there (%v); mount it", err))
+		}
+	default:
+		r.env.refuse("CA_PROVIDER", p, "use Citadel (Istio's CreateCertificate API) or GkeWorkloadCertificate, or leave it out")
+	}
 }
 
 // key is the kind of key that a certificate is asked for.

@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
@@ -44,42 +43,6 @@ func (r *resolver) flag(name, flag, value string) string {
 	return value
 }
 
-// concurrency is the flag's, or ProxyConfig's, or as many threads as the container has CPUs, or Envoy's own choice (0).
-func (r *resolver) concurrency() {
-	n, source := 0, sourceDefault
-	limit := r.env.vars["ISTIO_CPU_LIMIT"]
-	switch {
-	case r.in.Flags.Given["concurrency"] && r.in.Flags.Concurrency > 0:
-		n, source = r.in.Flags.Concurrency, "flag --concurrency"
-	case r.config.Proxy.GetConcurrency() != nil:
-		n, source = int(r.config.Proxy.GetConcurrency().GetValue()), r.layers.source("concurrency")
-	case limit != "":
-		cpus, err := parseCPUs(limit)
-		if err != nil {
-			r.env.refuse("ISTIO_CPU_LIMIT", limit, "write a number of CPUs, as 2, 1.5 or 500m")
-		}
-		n, source = cpus, "environment ISTIO_CPU_LIMIT"
-	}
-	if n < 0 {
-		r.env.errs = append(r.env.errs, fmt.Errorf("concurrency (%s): %d: write 0 for all cores, or a number of threads", source, n))
-	}
-	r.config.Envoy.Concurrency = n
-	r.env.note("envoy.concurrency", n, source)
-}
-
-// parseCPUs reads a Kubernetes quantity of CPUs, rounded up to whole ones.
-func parseCPUs(text string) (int, error) {
-	number, scale := text, 1.0
-	if milli, ok := strings.CutSuffix(text, "m"); ok {
-		number, scale = milli, 0.001
-	}
-	f, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(f >= 0 && f < 1e6) {
-		return 0, fmt.Errorf("%q is not a number of CPUs", text)
-	}
-	return int(math.Ceil(f * scale)), nil
-}
-
 // ports refuses what could never be bound, and two uses of one port.
 func (r *resolver) ports() {
 	used := map[int64]string{}
@@ -93,9 +56,9 @@ func (r *resolver) ports() {
 		{"ENVOY_PROMETHEUS_PORT", int64(r.config.Envoy.PrometheusPort)},
 	} {
 		if p.port < 1 || p.port > math.MaxUint16 {
-			r.env.errs = append(r.env.errs, fmt.Errorf("%s: %d: write a port from 1 to 65535", p.name, p.port))
+			r.fail("%s: %d: write a port from 1 to 65535", p.name, p.port)
 		} else if other, taken := used[p.port]; taken {
-			r.env.errs = append(r.env.errs, fmt.Errorf("%s and %s are both %d: give each a port of its own", other, p.name, p.port))
+			r.fail("%s and %s are both %d: give each a port of its own", other, p.name, p.port)
 		}
 		used[p.port] = p.name
 	}
@@ -114,47 +77,20 @@ func (r *resolver) shutdown() {
 		source = "drainDuration"
 	}
 	if s.Drain < 0 {
-		r.env.errs = append(r.env.errs, fmt.Errorf("%s: %v: a drain cannot take less than no time", source, s.Drain))
+		r.fail("%s: %v: a drain cannot take less than no time", source, s.Drain)
 	}
 	s.Stop = 5 * time.Second
 	r.env.note("shutdown.drain", s.Drain, source)
 }
 
-// unsupported are variables of the contract that change what the agent does, and that this agent does not honour yet.
-// Each is told when it asks for more than what happens anyway.
-var unsupported = map[string]string{
-	"OUTPUT_CERTS":                     "",
-	"PROV_CERT":                        "",
-	"FILE_MOUNTED_CERTS":               "false",
-	"ISTIO_META_DNS_CAPTURE":           "false",
-	"ISTIO_META_ENABLE_DNS_SERVER":     "false",
-	"ISTIO_PROMETHEUS_ANNOTATIONS":     "",
-	"ISTIO_BOOTSTRAP":                  "",
-	"ISTIO_BOOTSTRAP_OVERRIDE":         "",
-	"PEER_METADATA_DISCOVERY":          "false",
-	"METRICS_LOCALHOST_ACCESS_ONLY":    "false",
-	"ENVOY_SECURE_METRICS_PORT":        "0",
-	"ENVOY_SECURE_MERGED_METRICS_PORT": "0",
-	"CREDENTIAL_FETCHER_TYPE":          "JWT",
-	"COMPLIANCE_POLICY":                "",
-	"PROXY_CONFIG_XDS_AGENT":           "false",
-}
-
 func (r *resolver) others() {
 	r.config.Bind = r.env.address("bindAddress", "PROXY_BIND_ADDRESS")
 	r.config.MergeEnvoyStats = r.env.boolean("mergeEnvoyStats", "PILOT_AGENT_MERGE_ENVOY_STATS", true)
-	for _, name := range sortedKeys(unsupported) {
-		if value := r.env.vars[name]; value != "" && value != unsupported[name] {
-			r.env.warn("%s=%s is not supported yet and has no effect", name, value)
-		}
-	}
 	p := r.config.Proxy
 	for name, set := range map[string]bool{
-		"customConfigFile":           p.GetCustomConfigFile() != "",
-		"proxyBootstrapTemplatePath": p.GetProxyBootstrapTemplatePath() != "",
-		"readinessProbe":             p.GetReadinessProbe() != nil,
-		"privateKeyProvider":         p.GetPrivateKeyProvider() != nil,
-		"caCertificatesPem":          len(p.GetCaCertificatesPem()) > 0,
+		"readinessProbe":     p.GetReadinessProbe() != nil,
+		"privateKeyProvider": p.GetPrivateKeyProvider() != nil,
+		"caCertificatesPem":  len(p.GetCaCertificatesPem()) > 0,
 	} {
 		if set {
 			r.env.warn("ProxyConfig's %s is not supported yet and has no effect", name)

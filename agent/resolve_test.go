@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/sds"
@@ -246,7 +248,7 @@ func TestAllBadValuesAreToldAtOnce(t *testing.T) {
 }
 
 func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
-	golden, err := filepath.Abs("testdata")
+	golden, err := filepath.Abs("testdata/settings.table")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,30 +257,59 @@ func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
 		"etc/istio/pod/labels":  "app=\"reviews\"\nversion=\"v1\"\n",
 	})
 	c := resolve(t, Inputs{Env: []string{"POD_NAME=reviews-v1-1", "POD_NAMESPACE=default", "INSTANCE_IP=127.77.3.1",
-		"PROXY_BIND_ADDRESS=127.77.3.1", "ISTIO_META_INTERCEPTION_MODE=NONE", "ISTIO_META_APP_ADDRESS=127.77.3.2"}})
-	for _, format := range []string{formatTable, formatJSON, formatYAML} {
-		r, err := newReport(c, true)
-		if err != nil {
+		"PROXY_BIND_ADDRESS=127.77.3.1", "ISTIO_META_INTERCEPTION_MODE=NONE", "ISTIO_META_APP_ADDRESS=127.77.3.2", "CA_PROVDER=x"}})
+	table := printed(t, c, false, formatTable)
+	if *update {
+		if err := os.WriteFile(golden, []byte(table), 0o644); err != nil {
 			t.Fatal(err)
-		}
-		var got bytes.Buffer
-		if err := r.print(&got, format); err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(golden, "dry-run."+format)
-		if *update {
-			if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatalf("%v (write it with -update)", err)
-		}
-		if diff := cmp.Diff(string(want), got.String()); diff != "" {
-			t.Errorf("-o %s differs from its golden file (accept it with -update):\n%s", format, diff)
 		}
 	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatalf("%v (write it with -update)", err)
+	}
+	if diff := cmp.Diff(string(want), table); diff != "" {
+		t.Errorf("the table differs from its golden file (accept it with -update):\n%s", diff)
+	}
+	for _, format := range []string{formatTable, formatJSON, formatYAML} {
+		text := printed(t, c, true, format)
+		for _, part := range []string{"discoveryAddress", "127.77.0.1:15012", "mesh file", "did you mean CA_PROVIDER", "dynamic_resources",
+			"sidecar~127.77.3.1~reviews-v1-1.default~default.svc.cluster.local"} {
+			if !strings.Contains(text, part) {
+				t.Errorf("-o %s does not show %q", format, part)
+			}
+		}
+	}
+	var asJSON, asYAML any
+	if err := json.Unmarshal([]byte(printed(t, c, true, formatJSON)), &asJSON); err != nil {
+		t.Error(err)
+	}
+	if err := yaml.Unmarshal([]byte(printed(t, c, true, formatYAML)), &asYAML); err != nil {
+		t.Error(err)
+	}
+	again, err := json.Marshal(asYAML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(again, &asYAML); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(asJSON, asYAML); diff != "" {
+		t.Errorf("JSON and YAML say different things:\n%s", diff)
+	}
+}
+
+func printed(t *testing.T, c *Config, withBootstrap bool, format string) string {
+	t.Helper()
+	r, err := newReport(c, withBootstrap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := r.print(&out, format); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
 }
 
 func TestCPUsAreRoundedUp(t *testing.T) {

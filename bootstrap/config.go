@@ -37,6 +37,8 @@ type Config struct {
 	Annotations    map[string]string
 	// Metadata is added to the node's metadata as it is, under what this package sets itself.
 	Metadata map[string]any
+	// Locality is region/zone/subzone, for a proxy whose labels do not say it.
+	Locality string
 	// ProxyConfig gives ports, names, statistics and runtime values. Required.
 	ProxyConfig *meshv1.ProxyConfig
 	// ControlPlaneSANs are the names the control plane's certificate may have; told to it as PILOT_SAN.

@@ -32,7 +32,7 @@ func Node(c Config) (*corev3.Node, error) {
 	return &corev3.Node{
 		Id:       NodeID(c),
 		Cluster:  nodeCluster(c),
-		Locality: nodeLocality(c.Labels),
+		Locality: nodeLocality(c.Labels, c.Locality),
 		Metadata: metadata,
 	}, nil
 }
@@ -104,10 +104,13 @@ func canonicalService(c Config) string {
 }
 
 // nodeLocality reads region/zone/subzone; a label may have dots for the slashes that label values cannot hold.
-func nodeLocality(labels map[string]string) *corev3.Locality {
+func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 	text := labels[localityLabelV2]
 	if text == "" {
 		text = labels[localityLabel]
+	}
+	if text == "" {
+		text = otherwise
 	}
 	if text == "" {
 		return nil

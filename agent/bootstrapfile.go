@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+)
+
+// writeBootstrap puts the bootstrap where Envoy is told to find it, and that of proxyless clients where they are.
+func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
+	text, err := bootstrap.Encode(from)
+	if err != nil {
+		return "", usageError{err}
+	}
+	file := filepath.Join(c.Proxy.GetConfigPath(), bootstrapFile)
+	if err := writeWhole(file, text, 0o600); err != nil {
+		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent where it may write, or set configPath", err)
+	}
+	return file, writeGRPCBootstrap(c, from)
+}
+
+// writeGRPCBootstrap is for applications that are no children of the agent and run as another user, so that all may read
+// it. It has no secrets.
+func writeGRPCBootstrap(c *Config, from bootstrap.Config) error {
+	text, err := bootstrap.GRPC(from)
+	if err != nil {
+		return usageError{err}
+	}
+	if err := writeWhole(c.Bootstrap.GRPCFile, text, 0o644); err != nil {
+		return fmt.Errorf("writing the bootstrap of proxyless gRPC clients: %w; run the agent where it may write, or set GRPC_XDS_BOOTSTRAP", err)
+	}
+	return nil
+}
+
+// writeWhole writes a file of which a reader never sees half.
+func writeWhole(file string, text []byte, mode os.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return err
+	}
+	// A file that was left behind keeps its mode, whatever the one of a new one would be.
+	temporary := file + ".new"
+	if err := os.Remove(temporary); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	if err := os.WriteFile(temporary, text, mode); err != nil {
+		return err
+	}
+	return os.Rename(temporary, file)
+}
