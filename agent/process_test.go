@@ -260,7 +260,7 @@ func (r *running) nothingLeft() {
 		}
 		return nil
 	})
-	want := "etc/istio/proxy/envoy-rev.json var/run/secrets/istio/root-cert.pem var/run/secrets/tokens/istio-token"
+	want := "etc/istio/proxy/envoy-rev.json etc/istio/proxy/grpc-bootstrap.json var/run/secrets/istio/root-cert.pem var/run/secrets/tokens/istio-token"
 	if got := strings.Join(files, " "); got != want {
 		r.t.Errorf("files left behind: %s; want only %s", got, want)
 	}

@@ -311,7 +311,7 @@ func TestStartIsRefusedWithTheReason(t *testing.T) {
 func TestUnknownFlagIsToleratedWithAWarning(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.17.1")
-	s.args = []string{"proxy", "sidecar", "--someFlagOfTomorrow=1", "--templateFile=x", "--profiling=false", "--log_output_level=default:info"}
+	s.args = []string{"proxy", "sidecar", "--someFlagOfTomorrow=1", "--stsPort=0", "--profiling=false", "--log_output_level=default:info"}
 	s.env = append(s.env, "ENVOY_PATH=/nowhere/envoy")
 	r := s.start(t)
 	if code := r.exit(); code != 127 {
