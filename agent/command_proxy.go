@@ -118,26 +118,35 @@ func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {
 	if o.dryRun {
 		return o.print(cmd, args, true)
 	}
-	if err := supported(); err != nil {
-		return err
-	}
-	hurry()
-	logger, err := o.log.open(cmd.OutOrStdout(), cmd.ErrOrStderr())
+	config, log, err := o.prepare(cmd, args)
 	if err != nil {
 		return err
 	}
-	defer logger.Close()
+	defer log.Close()
+	return runAgent(cmd.Context(), config, log, started)
+}
+
+// prepare opens the log and resolves the configuration, and warns about what has no effect. The log has to be closed.
+func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log, error) {
+	if err := supported(); err != nil {
+		return nil, nil, err
+	}
+	hurry()
+	log, err := o.log.open(cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
-		logger.Warn("unknown flag ignored", "flag", name)
+		log.Warn("unknown flag ignored", "flag", name)
 	}
 	config, err := o.resolve(cmd, args)
 	if err != nil {
-		return err
+		return nil, nil, errors.Join(err, log.Close())
 	}
 	for _, warning := range config.Warnings {
-		logger.Warn(warning)
+		log.Warn(warning)
 	}
-	return runAgent(cmd.Context(), config, logger, started)
+	return config, log, nil
 }
 
 // runAgent runs the agent until a signal stops it.

@@ -51,13 +51,12 @@ func newRequestCommand() *cobra.Command {
 }
 
 func request(ctx context.Context, w io.Writer, method, url, body string) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
+	client := directClient(requestTimeout)
 	r, err := http.NewRequestWithContext(ctx, strings.ToUpper(method), url, strings.NewReader(body))
 	if err != nil {
 		return usageError{err}
 	}
-	response, err := http.DefaultClient.Do(r)
+	response, err := client.Do(r)
 	if err != nil {
 		return fmt.Errorf("asking the proxy: %w", err)
 	}

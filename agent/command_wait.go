@@ -31,7 +31,7 @@ func newWaitCommand() *cobra.Command {
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w.timeout = time.Duration(timeoutSeconds) * time.Second
-			w.client.Timeout = time.Duration(requestMillis) * time.Millisecond
+			w.client = directClient(time.Duration(requestMillis) * time.Millisecond)
 			w.period = time.Duration(periodMillis) * time.Millisecond
 			return w.wait(cmd.Context())
 		},
@@ -50,10 +50,22 @@ func proxyHost() string { return cmp.Or(os.Getenv("PROXY_BIND_ADDRESS"), "localh
 type waiter struct {
 	url             string
 	timeout, period time.Duration
-	client          http.Client
+	client          *http.Client
+}
+
+// shortestPeriod keeps a wait from asking as fast as it can.
+const shortestPeriod = 10 * time.Millisecond
+
+// directClient asks the proxy's own ports: past an HTTP proxy that the environment names, and with a connection for each
+// request, since a listener that drains keeps the old ones.
+func directClient(timeout time.Duration) *http.Client {
+	return &http.Client{Timeout: timeout, Transport: &http.Transport{DisableKeepAlives: true}}
 }
 
 func (w *waiter) wait(ctx context.Context) error {
+	if _, err := http.NewRequest(http.MethodGet, w.url, nil); err != nil {
+		return usagef("--url: %w", err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
 	var err error
@@ -66,7 +78,7 @@ func (w *waiter) wait(ctx context.Context) error {
 		if err == nil || ctx.Err() == nil {
 			err = last
 		}
-		if !sleep(ctx, w.period) {
+		if !sleep(ctx, max(w.period, shortestPeriod)) {
 			return codedError{fmt.Errorf("the proxy is not ready after %v: %w", w.timeout, err), exitNotYet}
 		}
 	}

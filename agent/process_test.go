@@ -49,6 +49,8 @@ type setup struct {
 	env     []string
 	args    []string
 	cp      *controlPlane
+	stdin   io.Reader
+	within  []string // a program that starts the agent, with its arguments
 }
 
 // newSetup lays out an agent's directory. The address is its own, so that tests can run at the same time.
@@ -106,9 +108,21 @@ func (o *output) String() string {
 
 func (s *setup) start(t *testing.T) *running {
 	t.Helper()
+	r := s.prepare(t)
+	r.run(t)
+	return r
+}
+
+func (s *setup) prepare(t *testing.T) *running {
+	t.Helper()
 	r := &running{setup: s, t: t, out: &output{}, done: make(chan struct{})}
-	r.cmd = exec.Command(os.Args[0], s.args...)
-	r.cmd.Dir, r.cmd.Env, r.cmd.Stdout, r.cmd.Stderr = s.dir, s.env, r.out, r.out
+	r.cmd = s.command()
+	r.cmd.Dir, r.cmd.Env, r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = s.dir, s.env, s.stdin, r.out, r.out
+	return r
+}
+
+func (r *running) run(t *testing.T) {
+	t.Helper()
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +134,6 @@ func (s *setup) start(t *testing.T) *running {
 			t.Logf("the agent's output:\n%s", r.out)
 		}
 	})
-	return r
 }
 
 // exit waits for the agent's end and gives its code.

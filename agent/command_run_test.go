@@ -1,0 +1,266 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// newRun lays out an agent that runs a shell's script as its application.
+func newRun(t *testing.T, address, script string) *setup {
+	t.Helper()
+	s := newSetup(t, address)
+	s.env = append(s.env, "PATH="+os.Getenv("PATH"))
+	s.args = []string{"run", "--", "sh", "-c", script}
+	return s
+}
+
+// says waits until the agent or its application has printed a text.
+func (r *running) says(text string) {
+	r.t.Helper()
+	eventually(r.t, fmt.Sprintf("the output has %q", text), func() error {
+		if !strings.Contains(r.out.String(), text) {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
+func TestJobStartsWhenTheProxyIsReadyAndEndsItWithItsOwnCode(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.11.1", `echo "ready=$(curl -s -o /dev/null -w '%{http_code}' http://127.107.11.1:15021/healthz/ready)"; echo notify=$NOTIFY_SOCKET; exit 7`)
+	s.env = append(s.env, "NOTIFY_SOCKET=/nowhere/notify")
+	r := s.start(t)
+	r.eventually("the agent answers, and has not started the application", func() error {
+		_, _, err := r.reasons()
+		return err
+	})
+	if strings.Contains(r.out.String(), "ready=") {
+		t.Fatal("the application was started before the proxy was ready")
+	}
+	s.cp.start(t)
+	if code := r.exit(); code != 7 {
+		t.Errorf("exit code %d, want the application's, 7", code)
+	}
+	if out := r.out.String(); !strings.Contains(out, "ready=200") || !strings.Contains(out, "notify=\n") || !strings.Contains(out, "the application ended: exit status 7") {
+		t.Error("the output does not tell of a ready proxy and the application's end")
+	}
+	r.nothingLeft()
+}
+
+func TestJobThatSucceedsEndsWithZero(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.12.1", "true")
+	s.cp.start(t)
+	r := s.start(t)
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	r.nothingLeft()
+}
+
+func TestSignalsArePassedOnToTheApplication(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.13.1", `
+		trap 'echo got USR1' USR1; trap 'echo got HUP' HUP; trap 'echo got INT' INT; trap 'end=1; echo got TERM' TERM
+		echo waiting; while [ ! "$end" ] || [ ! -e end ]; do sleep 0.05; done; exit 3`)
+	s.cp.start(t)
+	r := s.start(t)
+	r.says("waiting")
+	for name, sig := range map[string]syscall.Signal{"USR1": syscall.SIGUSR1, "HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "TERM": syscall.SIGTERM} {
+		r.signal(sig)
+		r.says("got " + name)
+	}
+	r.eventually("the proxy drains while the application ends, and serves on", func() error {
+		ready, reasons, err := r.reasons()
+		if err == nil && ready {
+			err = fmt.Errorf("still ready: %v", reasons)
+		}
+		return err
+	})
+	if c, _, err := dialProxy(s.address); err != nil {
+		t.Errorf("while the application ends, the proxy does not serve: %v", err)
+	} else {
+		_ = c.Close()
+	}
+	s.write(t, "end", "")
+	if code := r.exit(); code != 3 {
+		t.Errorf("exit code %d, want the application's, 3", code)
+	}
+}
+
+func TestApplicationKilledByASignalIsReportedAsByAShell(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.14.1", "kill -KILL $$")
+	s.cp.start(t)
+	if code := s.start(t).exit(); code != 137 {
+		t.Errorf("exit code %d, want 137", code)
+	}
+}
+
+func TestApplicationIsToldToEndWhenItsProxyIsGone(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.15.1", `trap 'echo told to end; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
+	s.cp.start(t)
+	r := s.start(t)
+	r.says("waiting")
+	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if code := r.exit(); code != 137 {
+		t.Errorf("exit code %d, want Envoy's, 137", code)
+	}
+	if out := r.out.String(); !strings.Contains(out, "told to end\n") || !strings.Contains(out, "the proxy ended before the application") {
+		t.Error("the output does not tell what happened")
+	}
+}
+
+func TestApplicationIsToldToEndWhenTheAgentIsKilled(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.16.1", `trap 'echo told to end; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
+	s.cp.start(t)
+	r := s.start(t)
+	r.says("waiting")
+	r.signal(syscall.SIGKILL)
+	r.says("told to end")
+}
+
+func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		address string
+		args    []string
+		change  func(*setup)
+		code    int
+		want    string
+	}{
+		"not ready in time":  {"127.107.17.1", []string{"run", "--timeoutSeconds=1", "--", "echo", "started"}, nil, 255, "not ready after 1s"},
+		"no Envoy":           {"127.107.17.2", []string{"run", "--envoy-path=/nowhere/envoy", "--", "echo", "started"}, nil, 127, "/nowhere/envoy"},
+		"no program":         {"127.107.17.3", []string{"run", "--", "no-such-program"}, nil, 127, "no-such-program"},
+		"not a program":      {"127.107.17.4", []string{"run", "--", "./var/run/secrets/tokens/istio-token"}, nil, 126, "permission denied"},
+		"no application":     {"127.107.17.5", []string{"run", "--"}, nil, 2, "write it after --"},
+		"no dash":            {"127.107.17.6", []string{"run", "echo", "started"}, nil, 2, "write it after --"},
+		"two kinds of proxy": {"127.107.17.7", []string{"run", "sidecar", "router", "--", "echo", "started"}, nil, 2, "one kind"},
+		"wrong setting":      {"127.107.17.8", []string{"run", "--", "echo", "started"}, func(s *setup) { s.env = append(s.env, "SECRET_TTL=soon") }, 2, "SECRET_TTL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newRun(t, c.address, "")
+			s.args = c.args
+			if c.change != nil {
+				c.change(s)
+			}
+			r := s.start(t)
+			if code := r.exit(); code != c.code {
+				t.Errorf("exit code %d, want %d", code, c.code)
+			}
+			if out := r.out.String(); !strings.Contains(out, c.want) || strings.Contains(out, "started\n") {
+				t.Errorf("the output does not say %q, or the application was started", c.want)
+			}
+		})
+	}
+}
+
+func TestSignalBeforeTheApplicationIsStartedEndsAll(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.18.1", "echo started")
+	r := s.start(t)
+	r.eventually("the agent answers", func() error { _, _, err := r.reasons(); return err })
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 128+15 {
+		t.Errorf("exit code %d, want 143", code)
+	}
+	if strings.Contains(r.out.String(), "started\n") {
+		t.Error("the application was started")
+	}
+	r.nothingLeft()
+}
+
+func TestApplicationReadsTheAgentsInput(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.19.1", `read line; echo "read $line"`)
+	s.stdin = strings.NewReader("some words\n")
+	s.cp.start(t)
+	r := s.start(t)
+	if code := r.exit(); code != 0 || !strings.Contains(r.out.String(), "read some words") {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// As the first process of a pid namespace the agent inherits every process whose parent has ended.
+func TestFirstProcessOfAContainerTakesInOrphans(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.20.1", `
+		(sh -c 'echo orphan $$; sleep 0.1' &)
+		zombies() { cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z 1 '; }
+		n=0; while [ "$(zombies)" = 0 ] && [ $n -lt 300 ]; do sleep 0.05; n=$((n+1)); done
+		echo "before: $(zombies)"
+		n=0; while [ "$(zombies)" != 0 ] && [ $n -lt 300 ]; do sleep 0.05; n=$((n+1)); done
+		echo "after: $(zombies)"; exit 5`)
+	s.within = []string{"unshare", "--pid", "--fork", "--mount-proc", "--kill-child"}
+	s.cp.start(t)
+	r := s.start(t)
+	if code := r.exit(); code != 5 {
+		t.Errorf("exit code %d, want 5", code)
+	}
+	if out := r.out.String(); !strings.Contains(out, "before: 1\n") || !strings.Contains(out, "after: 0\n") {
+		t.Error("the orphan was not taken in")
+	}
+}
+
+func TestDeadChildrenAreToldFromTheRest(t *testing.T) {
+	proc := t.TempDir()
+	for pid, stat := range map[int]string{
+		10: "10 (dead) Z 1 10 10 0",
+		11: "11 (alive) S 1 11 11 0",
+		12: "12 (another's) Z 7 12 12 0",
+		13: "13 (odd) Z 7 13 13) S 1 13 13 0", // the name is "odd) Z 7 13 13"
+		14: "14 (a b) c) Z 1 14 14 0",
+		15: "",
+	} {
+		dir := filepath.Join(proc, strconv.Itoa(pid))
+		if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "stat"), []byte(stat), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := fmt.Sprint(deadChildren(proc, 1)); got != "[10 14]" {
+		t.Errorf("dead children %s, want [10 14]", got)
+	}
+}
+
+var intLine = regexp.MustCompile(`got INT`)
+
+// Ctrl-C goes to all of the terminal's foreground: the application must not get it a second time from the agent.
+func TestKeysOfATerminalReachTheApplicationOnce(t *testing.T) {
+	t.Parallel()
+	s := newRun(t, "127.107.21.1", `
+		trap 'echo got INT' INT; trap 'exit 4' TERM
+		test -t 0 && echo "on a terminal"; read line; echo "read $line"; while :; do sleep 0.05; done`)
+	s.cp.start(t)
+	r, keys := s.startOnTerminal(t)
+	r.says("on a terminal")
+	if _, err := keys.WriteString("words\n"); err != nil {
+		t.Fatal(err)
+	}
+	r.says("read words")
+	if _, err := keys.WriteString("\x03"); err != nil {
+		t.Fatal(err)
+	}
+	r.says("got INT")
+	if ready, reasons, err := r.reasons(); err != nil || !ready {
+		t.Errorf("after Ctrl-C the proxy is not ready any more: %v %v", reasons, err)
+	}
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 4 {
+		t.Errorf("exit code %d, want 4", code)
+	}
+	if n := len(intLine.FindAllString(r.out.String(), -1)); n != 1 {
+		t.Errorf("the application got %d interrupts of one key", n)
+	}
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package agent
+
+import "context"
+
+func reapOrphans(context.Context, func(pid int) bool) {}
