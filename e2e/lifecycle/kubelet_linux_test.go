@@ -150,12 +150,12 @@ func onEveryEnvoy(t *testing.T, test func(t *testing.T, envoy string)) {
 
 func TestANativeSidecarServesUntilItsApplicationHasEnded(t *testing.T) {
 	onEveryEnvoy(t, func(t *testing.T, envoy string) {
-		p := newPod(t, startPlane(t), "shop").set(map[string]string{"ENVOY_PATH": envoy})
+		p := newPod(t, startPlane(t), "shop").set(map[string]string{"ENVOY_PATH": envoy, "ISTIO_KUBE_APP_PROBERS": appProbes})
 		k := &kubelet{t: t, pod: p, grace: 30 * time.Second}
 		p.start(t)
 		k.startup(15021, "/healthz/ready")
 		app := startApplication(t, p)
-		stopProbes := k.probes(15021, 15020)
+		stopProbes := k.probes()
 
 		long := begin(t, p, 3*time.Second)
 		inFlight(t, app, 1)
@@ -176,17 +176,18 @@ func TestANativeSidecarServesUntilItsApplicationHasEnded(t *testing.T) {
 			t.Errorf("killed by the kubelet: %v, exit code %d", killed, p.code)
 		}
 		k.expectNotReadySince(deleted.Add(spread))
+		k.expectApplicationWell(deleted)
 	})
 }
 
 func TestAClassicSidecarFinishesWhatIsUnderWay(t *testing.T) {
 	onEveryEnvoy(t, func(t *testing.T, envoy string) {
-		p := newPod(t, startPlane(t), "shop").set(map[string]string{"ENVOY_PATH": envoy})
+		p := newPod(t, startPlane(t), "shop").set(map[string]string{"ENVOY_PATH": envoy, "ISTIO_KUBE_APP_PROBERS": appProbes})
 		k := &kubelet{t: t, pod: p, grace: 30 * time.Second}
 		p.start(t)
 		k.hook("wait") // postStart, which holds the application's container
 		app := startApplication(t, p)
-		stopProbes := k.probes(15021, 15020)
+		stopProbes := k.probes()
 
 		// Longer than terminationDrainDuration, which is 5 s unless set.
 		long := begin(t, p, 8*time.Second)
@@ -203,16 +204,47 @@ func TestAClassicSidecarFinishesWhatIsUnderWay(t *testing.T) {
 			t.Errorf("killed by the kubelet: %v, exit code %d", killed, p.code)
 		}
 		k.expectNotReadySince(deleted.Add(spread))
+		k.expectApplicationWell(deleted)
 	})
 }
 
-// probes asks for the readiness of Envoy and agent, and for metrics, until stopped.
-func (k *kubelet) probes(envoyPort, statusPort int) (stop func()) {
+// The application's own probes, as the injector of a mesh moves them to the agent.
+const (
+	appReady  = "/app-health/app/readyz"
+	appAlive  = "/app-health/app/livez"
+	appProbes = `{"` + appReady + `":{"httpGet":{"path":"/ready","port":8080,"scheme":"HTTP"},"timeoutSeconds":1},` +
+		`"` + appAlive + `":{"tcpSocket":{"port":8083},"timeoutSeconds":1}}`
+)
+
+// probes asks for the readiness of proxy and application, and for metrics, until stopped.
+func (k *kubelet) probes() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	all.Go(func() { k.probe(ctx, envoyPort, "/healthz/ready", 250*time.Millisecond) })
-	all.Go(func() { k.probe(ctx, statusPort, "/stats/prometheus", 500*time.Millisecond) })
+	all.Go(func() { k.probe(ctx, 15021, "/healthz/ready", 250*time.Millisecond) })
+	for _, path := range []string{appReady, appAlive, "/stats/prometheus"} {
+		all.Go(func() { k.probe(ctx, 15020, path, 500*time.Millisecond) })
+	}
 	return func() { cancel(); all.Wait() }
+}
+
+// expectApplicationWell checks that every probe of the application that was made before some time was answered well.
+func (k *kubelet) expectApplicationWell(until time.Time) {
+	k.t.Helper()
+	for _, path := range []string{appReady, appAlive} {
+		well := 0
+		for _, a := range k.since(path, time.Time{}) {
+			switch {
+			case a.at.After(until):
+			case a.code == http.StatusOK:
+				well++
+			default:
+				k.t.Errorf("%s was answered with %d: %s", path, a.code, a.body)
+			}
+		}
+		if well == 0 {
+			k.t.Errorf("%s was never answered", path)
+		}
+	}
 }
 
 // expectNotReadySince checks that from the deletion on readiness was refused with a reason, and that the status port

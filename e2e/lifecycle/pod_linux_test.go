@@ -28,6 +28,7 @@ type pod struct {
 	local string // the application's address
 	app   string // label
 	env   map[string]string
+	wrap  func(args []string) ([]string, *syscall.SysProcAttr) // what the agent is started through; nil for nothing
 
 	agent  *exec.Cmd
 	output *testenv.Buffer
@@ -105,6 +106,10 @@ func (p *pod) command(t testing.TB, args ...string) *exec.Cmd {
 func (p *pod) start(t testing.TB, args ...string) *pod {
 	t.Helper()
 	p.agent = p.command(t, append([]string{"proxy", "sidecar"}, args...)...)
+	if p.wrap != nil {
+		p.agent.Args, p.agent.SysProcAttr = p.wrap(append([]string{p.agent.Path}, p.agent.Args[1:]...))
+		p.agent.Path = p.agent.Args[0]
+	}
 	p.agent.Stdout, p.agent.Stderr = p.output, p.output
 	p.began = time.Now()
 	if err := p.agent.Start(); err != nil {
