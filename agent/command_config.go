@@ -1,7 +1,16 @@
 package agent
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
 	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
 const configHelp = `Print the configuration that proxy would run with, and where each value comes from. What is wrong with it is told as
@@ -29,9 +38,13 @@ func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bo
 	if err != nil {
 		return err
 	}
-	r, err := newReport(config, withBootstrap)
+	// The bootstrap is made in any case: what is wrong with it would stop the proxy too.
+	r, err := newReport(config)
 	if err != nil {
 		return usageError{err}
+	}
+	if !withBootstrap {
+		r.Bootstrap = nil
 	}
 	return r.print(cmd.OutOrStdout(), o.format)
 }
@@ -39,7 +52,8 @@ func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bo
 const bootstrapHelp = `Print the bootstrap that proxy would start Envoy with, whole: with what ISTIO_BOOTSTRAP_OVERRIDE, customConfigFile and
 the like make of it. Secrets that it holds are shown, as Envoy has to read them.
 
-Exit codes: 0; 2 for a wrong configuration.`
+Exit codes: 0; 2 for a wrong configuration, and with --validate also for one that Envoy refuses; 127 when --validate
+finds no Envoy.`
 
 func newBootstrapCommand() *cobra.Command {
 	o := &bootstrapOptions{}
@@ -47,7 +61,7 @@ func newBootstrapCommand() *cobra.Command {
 		Use:     "bootstrap [sidecar|router|waypoint]",
 		Short:   "Print the bootstrap that proxy would start Envoy with",
 		Long:    bootstrapHelp,
-		Example: "  pilotfish-agent bootstrap\n  pilotfish-agent bootstrap router -o yaml\n  pilotfish-agent bootstrap --grpc",
+		Example: "  pilotfish-agent bootstrap\n  pilotfish-agent bootstrap router --validate -o yaml\n  pilotfish-agent bootstrap --grpc",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.bootstrap(cmd, args)
@@ -55,18 +69,22 @@ func newBootstrapCommand() *cobra.Command {
 	}
 	o.addTo(c.Flags())
 	c.Flags().StringVarP(&o.format, "output", "o", formatJSON, "json or yaml")
+	c.Flags().BoolVar(&o.validate, "validate", false, "let Envoy check it (envoy --mode validate)")
 	c.Flags().BoolVar(&o.grpc, "grpc", false, "print the bootstrap of proxyless gRPC clients instead")
 	return c
 }
 
 type bootstrapOptions struct {
 	proxyOptions
-	grpc bool
+	validate, grpc bool
 }
 
 func (o *bootstrapOptions) bootstrap(cmd *cobra.Command, args []string) error {
 	if o.format != formatJSON && o.format != formatYAML {
 		return usagef("output format %q is not known; use json or yaml", o.format)
+	}
+	if o.validate && o.grpc {
+		return usagef("--validate and --grpc: Envoy cannot check the bootstrap of gRPC clients; use one of them")
 	}
 	config, err := o.resolve(cmd, args)
 	if err != nil {
@@ -80,9 +98,54 @@ func (o *bootstrapOptions) bootstrap(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return usageError{err}
 	}
+	if o.validate {
+		verdict, err := validated(cmd.Context(), config)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.ErrOrStderr(), verdict)
+	}
 	if o.format == formatYAML {
 		return printYAML(cmd.OutOrStdout(), text)
 	}
 	_, err = cmd.OutOrStdout().Write(text)
 	return err
+}
+
+// validated asks the Envoy that proxy would start whether it takes the bootstrap.
+func validated(ctx context.Context, c *Config) (verdict string, err error) {
+	binary, err := c.Envoy.find(ctx)
+	if err != nil {
+		return "", err
+	}
+	text, err := bootstrap.Encode(c.bootstrap(istioVersion))
+	if err != nil {
+		return "", usageError{err}
+	}
+	dir, err := os.MkdirTemp("", "pilotfish-bootstrap-")
+	if err != nil {
+		return "", fmt.Errorf("making a place for the bootstrap: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, bootstrapFile)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		return "", fmt.Errorf("writing the bootstrap for Envoy to check: %w", err)
+	}
+	err = envoy.Validate(ctx, binary.Path, envoy.Options{
+		Version: binary.Version, ConfigPath: file, Concurrency: c.Envoy.Concurrency,
+		LogLevel: c.Envoy.LogLevel, ComponentLogLevel: c.Envoy.ComponentLogLevel,
+	})
+	var refused *envoy.InvalidError
+	if errors.As(err, &refused) {
+		return "", usagef("Envoy %s (%s) does not take this bootstrap: %s", binary.Version, binary.Path, refused.Reason)
+	}
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("Envoy %s (%s) takes this bootstrap.", binary.Version, binary.Path), nil
+}
+
+// find looks for the Envoy that is to run.
+func (c EnvoyConfig) find(ctx context.Context) (envoy.Binary, error) {
+	return envoy.Find(ctx, envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath})
 }

@@ -75,8 +75,7 @@ func (e *envoyPart) run(ctx context.Context) error {
 }
 
 func (e *envoyPart) find(ctx context.Context) (envoy.Binary, error) {
-	c := e.Config.Envoy
-	return envoy.Find(ctx, envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath})
+	return e.Config.Envoy.find(ctx)
 }
 
 // once starts an Envoy and follows the current one to its end, which may be another by then.

@@ -17,14 +17,9 @@ type report struct {
 	Bootstrap json.RawMessage `json:"bootstrap,omitempty"`
 }
 
-func newReport(c *Config, withBootstrap bool) (*report, error) {
-	r := &report{Settings: c.Settings, Warnings: c.Warnings}
-	if !withBootstrap {
-		return r, nil
-	}
+func newReport(c *Config) (*report, error) {
 	text, err := bootstrapJSON(c)
-	r.Bootstrap = text
-	return r, err
+	return &report{Settings: c.Settings, Warnings: c.Warnings, Bootstrap: text}, err
 }
 
 // The formats that reports are printed in.

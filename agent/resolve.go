@@ -72,7 +72,7 @@ func Resolve(in Inputs) (*Config, error) {
 		return nil, err
 	}
 	r.config.Settings = append(r.env.settings, r.layers.settings()...)
-	r.config.Warnings = r.env.warnings
+	r.config.Warnings = append(r.env.warnings, bootstrap.Warnings(r.config.bootstrap(istioVersion))...)
 	return r.config, nil
 }
 

@@ -301,9 +301,12 @@ func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
 
 func printed(t *testing.T, c *Config, withBootstrap bool, format string) string {
 	t.Helper()
-	r, err := newReport(c, withBootstrap)
+	r, err := newReport(c)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !withBootstrap {
+		r.Bootstrap = nil
 	}
 	var out bytes.Buffer
 	if err := r.print(&out, format); err != nil {
