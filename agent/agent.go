@@ -100,6 +100,9 @@ func (a *Agent) makeParts() ([]part, error) {
 		return nil, err
 	}
 	parts = append(parts, a.control.part(), a.levels.part())
+	if health := a.newHealthCheck(relay.ReportHealth); health != nil {
+		parts = append(parts, health.part())
+	}
 	return append([]part{{name: "status", run: server.Run}}, parts...), nil
 }
 

@@ -25,6 +25,8 @@ type Config struct {
 	Certificates CertificateConfig
 	Shutdown     ShutdownConfig
 	AppProbes    AppProbesConfig
+	// HealthCheck is nil when no application is to be watched.
+	HealthCheck *HealthCheckConfig
 
 	// Bind, when valid, is the one address that the agent's and Envoy's own ports are bound to.
 	Bind netip.Addr

@@ -37,6 +37,7 @@ import (
 const (
 	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
+	healthType   = "type.googleapis.com/istio.v1.HealthInformation"
 	testToken    = "a-token"
 )
 
@@ -53,12 +54,13 @@ type controlPlane struct {
 	tls      tls.Certificate
 	listener *listenerv3.Listener // what proxies get
 	node     atomic.Pointer[corev3.Node]
+	health   chan string // what proxies report of their applications
 }
 
 // newControlPlane has an address, and begins to answer with start.
 func newControlPlane(t *testing.T, listen string) *controlPlane {
 	t.Helper()
-	c := &controlPlane{listener: tlsListener(t, listen)}
+	c := &controlPlane{listener: tlsListener(t, listen), health: make(chan string, 100)}
 	c.key = newKey(t)
 	c.root, c.rootPEM = c.sign(t, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "test root"}, IsCA: true, BasicConstraintsValid: true,
@@ -178,6 +180,10 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 		}
 		if r.GetNode() != nil {
 			c.node.Store(r.GetNode())
+		}
+		if r.GetTypeUrl() == healthType {
+			c.health <- r.GetErrorDetail().GetMessage()
+			continue
 		}
 		if r.GetResponseNonce() != "" {
 			continue

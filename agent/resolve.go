@@ -66,6 +66,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.bootstrapSettings()
 	r.shutdown()
 	r.appProbes()
+	r.healthCheck()
 	r.others()
 	r.unheard()
 	if err := r.env.err(); err != nil {

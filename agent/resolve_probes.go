@@ -61,7 +61,7 @@ func (r *resolver) appProbes() {
 	}
 	probers, unknown, err := parseAppProbers(text)
 	if err != nil {
-		r.env.errs = append(r.env.errs, fmt.Errorf("environment %s: %w", probersVariable, err))
+		r.fail("environment %s: %w", probersVariable, err)
 		return
 	}
 	if unknown != nil {
@@ -74,7 +74,7 @@ func (r *resolver) appProbes() {
 			err = r.refuseCircle(spec)
 		}
 		if err != nil {
-			r.env.errs = append(r.env.errs, fmt.Errorf("environment %s: %s: %w", probersVariable, path, err))
+			r.fail("environment %s: %s: %w", probersVariable, path, err)
 			continue
 		}
 		c.Paths[path] = spec
@@ -85,15 +85,11 @@ func (r *resolver) appProbes() {
 // applicationHost is where the application is asked: at the pod's own address, as a kubelet would.
 func (r *resolver) applicationHost() string {
 	localhost := r.env.boolean("appProbes.localhost", "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", false)
-	elsewhere, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string)
-	switch {
-	case elsewhere != "": // it shares no network namespace with its proxy
-		return elsewhere
-	case localhost || len(r.config.Identity.IPs) == 0:
-		return "localhost"
-	default:
-		return r.config.Identity.IPs[0].String()
+	host := r.applicationDefault()
+	if host == "localhost" && !localhost && len(r.config.Identity.IPs) > 0 {
+		host = r.config.Identity.IPs[0].String()
 	}
+	return host
 }
 
 func withinText(d time.Duration) string {

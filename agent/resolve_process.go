@@ -88,7 +88,6 @@ func (r *resolver) others() {
 	r.config.MergeEnvoyStats = r.env.boolean("mergeEnvoyStats", "PILOT_AGENT_MERGE_ENVOY_STATS", true)
 	p := r.config.Proxy
 	for name, set := range map[string]bool{
-		"readinessProbe":     p.GetReadinessProbe() != nil,
 		"privateKeyProvider": p.GetPrivateKeyProvider() != nil,
 		"caCertificatesPem":  len(p.GetCaCertificatesPem()) > 0,
 	} {

@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/probe"
+)
+
+// HealthCheckConfig says how the agent watches an application that no kubelet watches. It is ProxyConfig's readinessProbe.
+type HealthCheckConfig struct {
+	Probe        probe.Spec
+	InitialDelay time.Duration
+	Period       time.Duration
+	// So many probes in a row have to agree before the application counts as well, or as unwell.
+	SuccessThreshold, FailureThreshold int
+}
+
+// healthCheck watches the application and reports changes of its health to the control plane, which sends no traffic to a
+// workload that is unwell.
+type healthCheck struct {
+	config HealthCheckConfig
+	probe  func(context.Context, probe.Spec) error
+	// proxy says whether traffic can come in at all; nil when there is no Envoy.
+	proxy  func() (ok bool, reason string)
+	report func(healthy bool, message string)
+	logger *slog.Logger
+}
+
+// newHealthCheck is nil when nothing is to be watched.
+func (a *Agent) newHealthCheck(report func(bool, string)) *healthCheck {
+	if a.Config.HealthCheck == nil {
+		return nil
+	}
+	c := a.Config.AppProbes
+	h := &healthCheck{
+		config: *a.Config.HealthCheck,
+		probe:  probe.New(probe.Config{HTTP2: c.HTTP2}).Check, // which keeps no connections, so that there is nothing to close
+		report: report,
+		logger: a.Logger.With("part", "health check"),
+	}
+	if a.envoy != nil {
+		h.proxy = a.envoy.Health
+	}
+	return h
+}
+
+func (h *healthCheck) part() part { return part{name: "health check", run: h.run, restart: true} }
+
+func (h *healthCheck) run(ctx context.Context) error {
+	if !sleep(ctx, h.config.InitialDelay) {
+		return nil
+	}
+	due := time.NewTicker(h.config.Period)
+	defer due.Stop()
+	v := verdict{success: h.config.SuccessThreshold, failure: h.config.FailureThreshold}
+	for {
+		h.once(ctx, &v)
+		select {
+		case <-due.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// once probes, and reports if that changes the verdict. What happens before the proxy was ready for the first time says
+// nothing of the application, and a control plane takes a workload that it has not heard of for unwell anyway.
+func (h *healthCheck) once(ctx context.Context, v *verdict) {
+	err := h.proxyReady()
+	if err != nil && !v.proxyWasReady {
+		h.logger.Debug("the application is not probed yet", "why", err)
+		return
+	}
+	v.proxyWasReady = true
+	if err == nil {
+		err = h.probe(ctx, h.config.Probe)
+	}
+	if ctx.Err() != nil || !v.add(err == nil) {
+		return
+	}
+	if err == nil {
+		h.logger.Info("the application is well", "probe", h.config.Probe)
+		h.report(true, "")
+		return
+	}
+	h.logger.Warn("the application is unwell; the control plane is told to send nothing here", "why", err)
+	h.report(false, err.Error())
+}
+
+func (h *healthCheck) proxyReady() error {
+	if h.proxy == nil {
+		return nil
+	}
+	if ok, reason := h.proxy(); !ok {
+		return fmt.Errorf("the proxy is not ready: %s", reason)
+	}
+	return nil
+}
+
+// verdict is what the probes so far say.
+type verdict struct {
+	success, failure int // how many in a row decide
+
+	proxyWasReady   bool
+	known, healthy  bool
+	last            bool // result
+	sameInARowSoFar int
+}
+
+// add counts one probe, and says whether it changed the verdict.
+func (v *verdict) add(well bool) (changed bool) {
+	if well != v.last {
+		v.last, v.sameInARowSoFar = well, 0
+	}
+	v.sameInARowSoFar++
+	needed := v.failure
+	if well {
+		needed = v.success
+	}
+	if v.sameInARowSoFar < needed || v.known && v.healthy == well {
+		return false
+	}
+	v.known, v.healthy = true, well
+	return true
+}
