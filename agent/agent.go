@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +24,8 @@ type Options struct {
 	Log *Log
 	// EnvoyOutput gets each line that Envoy writes; nil drops them.
 	EnvoyOutput func(line string)
+	// Drain, when closed, has the proxy drain, and go on until it is told to end.
+	Drain <-chan struct{}
 	// Hasten, when closed, cuts a shutdown short.
 	Hasten <-chan struct{}
 	// Started is when the process began, for the metric of how long it took to become ready.
@@ -44,8 +45,7 @@ type Agent struct {
 	control *control // takes the orders that are not offered on TCP
 	levels  *logControl
 
-	quit    chan struct{} // closed by /quitquitquit
-	askQuit sync.Once
+	orders orders
 }
 
 // New makes the agent's parts, takes the status port and writes the bootstrap, so that what cannot work is known before
@@ -58,7 +58,7 @@ func New(o Options) (*Agent, error) {
 		Options:   o,
 		bootstrap: o.Config.bootstrap(istioVersion),
 		metrics:   prometheus.NewRegistry(),
-		quit:      make(chan struct{}),
+		orders:    newOrders(),
 	}
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.control = newControl(o.Config, o.Logger)
@@ -92,7 +92,9 @@ func (a *Agent) makeParts() ([]part, error) {
 	}
 	checked := parts
 	if !a.Config.Envoy.Disabled {
-		a.envoy = newEnvoyPart(a)
+		if a.envoy, err = newEnvoyPart(a); err != nil {
+			return nil, err
+		}
 		checked = append(checked, a.envoy.part())
 	}
 	server, err := a.newStatus(checked, certificates, relay)
@@ -107,7 +109,8 @@ func (a *Agent) makeParts() ([]part, error) {
 }
 
 // Run keeps the parts running until the context ends, /quitquitquit is called, Envoy ends, or a part fails for good.
-// Ended by the context or by /quitquitquit it returns nil; ended by Envoy, an *EnvoyEndedError.
+// Ended by the context or by /quitquitquit it returns nil; ended by Envoy, or when Envoy did not end cleanly, an
+// *EnvoyEndedError.
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -120,20 +123,28 @@ func (a *Agent) Run(ctx context.Context) error {
 		proxy.start(ctx, a.envoy.part())
 	}
 	servers.wait.Go(func() { settle(serving) })
+	servers.wait.Go(func() {
+		select {
+		case <-a.Drain:
+			a.drainAndStay("SIGUSR2")
+		case <-serving.Done():
+		}
+	})
 
 	var err error
 	select {
 	case <-ctx.Done():
-	case <-a.quit:
+	case <-a.orders.quit.done():
 	case err = <-servers.failed:
 	case err = <-proxy.failed:
 	}
+	a.orders.drain.give()
 	end()
 	proxy.wait.Wait()
+	if err == nil && a.envoy != nil {
+		err = a.envoy.verdictOfEnd()
+	}
 	stopServing()
 	servers.wait.Wait()
 	return err
 }
-
-// stopNow answers POST /quitquitquit.
-func (a *Agent) stopNow() { a.askQuit.Do(func() { close(a.quit) }) }

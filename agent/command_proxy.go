@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,7 +25,8 @@ The configuration is, each over those before it: defaults, the mesh file (--mesh
 the pod's annotation proxy.istio.io/config, the other environment variables, flags. Paths are relative to
 the working directory. --dry-run shows each value with its source.
 
-SIGTERM and SIGINT drain and stop the proxy; a second one stops it at once. The status port (15020)
+SIGTERM and SIGINT drain and stop the proxy; a second one stops it at once. SIGUSR2 drains it and lets it
+stay until it is told to end. The status port (15020)
 answers to the end: GET /healthz/ready?format=json tells what the proxy waits for.
 
 Exit codes:
@@ -151,48 +149,24 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log
 
 // runAgent runs the agent until a signal stops it.
 func runAgent(ctx context.Context, config *Config, logger *Log, started time.Time) error {
-	ctx, hasten, stop := stopSignals(ctx, logger.Logger)
-	defer stop()
+	signals := takeSignals(ctx, logger.Logger)
+	defer signals.stop()
 	a, err := New(Options{
-		Config: config, Logger: logger.Logger, Log: logger, Hasten: hasten, Started: started,
+		Config: config, Logger: logger.Logger, Log: logger, Started: started,
+		Hasten: signals.hasten, Drain: signals.drain,
 		EnvoyOutput: func(line string) { fmt.Fprintln(os.Stderr, line) },
 	})
 	if err != nil {
 		return err
 	}
 	defer reopenOnSignal(ctx, a)()
-	err = a.Run(ctx)
+	err = a.Run(signals.ctx)
 	var ended *EnvoyEndedError
 	if errors.As(err, &ended) && ended.Exit.ExitCode() == 0 {
 		logger.Info("Envoy ended by itself, without an error")
 		return nil
 	}
 	return err
-}
-
-// stopSignals ends the context with the first signal to stop, and closes hasten with the second.
-func stopSignals(parent context.Context, logger *slog.Logger) (ctx context.Context, hasten chan struct{}, stop func()) {
-	ctx, cancel := context.WithCancel(parent)
-	hasten = make(chan struct{})
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
-	done := make(chan struct{})
-	go func() {
-		for n := 0; ; n++ {
-			select {
-			case s := <-signals:
-				logger.Info("signal to stop", "signal", s.String())
-				if n == 0 {
-					cancel()
-				} else if n == 1 {
-					close(hasten)
-				}
-			case <-done:
-				return
-			}
-		}
-	}()
-	return ctx, hasten, func() { signal.Stop(signals); close(done); cancel() }
 }
 
 // unknownFlags are the flags of a command line that the set has no place for.

@@ -78,17 +78,19 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		Registerer:   a.metrics,
 		AppProbes:    status.AppProbes(a.Config.AppProbes),
 		Started:      a.Started,
-		Quit:         a.stopNow,
+		Drain:        a.drainOnStatusPort,
+		Quit:         a.orders.quit.give,
 		Certificates: func() any { return certificates.Certificates() },
 		XDS:          func() any { return relay.Status() },
 		Config:       func() any { return a.Config.Settings },
+		Envoy:        func() any { return a.EnvoyStatus() },
 		Logger:       a.Logger.With("part", "status"),
 	}
-	if a.envoy != nil {
-		c.Drain = a.envoy.drain
-		if a.Config.MergeEnvoyStats {
-			c.EnvoyStatsURL = a.bootstrap.StatsURL()
-		}
+	if a.envoy != nil && a.Config.MergeEnvoyStats {
+		c.EnvoyStatsURL = a.bootstrap.StatsURL()
+	}
+	if a.envoy == nil { // which otherwise says that it drains
+		c.Checks = append(c.Checks, status.Check{Name: "agent", Func: a.undrained})
 	}
 	for _, p := range parts {
 		c.Checks = append(c.Checks, status.Check{Name: p.name, Func: p.health})

@@ -124,14 +124,19 @@ type CertificateConfig struct {
 	Socket      string
 }
 
-// ShutdownConfig says how the agent ends.
+// ShutdownConfig says how the agent ends. All of it happens before one deadline.
 type ShutdownConfig struct {
-	// Drain is how long clients are given to leave; with WhenIdle the drain ends as soon as no connection is left, but
-	// not before Minimum.
-	Drain    time.Duration
+	// Deadline is how long the whole end may take, from the order to end to Envoy's last moment.
+	Deadline time.Duration
+	// PreDelay is how long the proxy serves on as before, although it says that it is not ready any more.
+	PreDelay time.Duration
+	// Linger is how long connections without a request are given to leave once the drain has begun. With WhenIdle they
+	// are waited for until the deadline. Requests always are.
+	Linger   time.Duration
 	WhenIdle bool
-	Minimum  time.Duration
-	// Stop is how long Envoy is given to end after the drain, before it is killed.
+	// Minimum is how long the drain takes at least; after that it ends as soon as nothing is left to wait for.
+	Minimum time.Duration
+	// Stop is how much of the deadline is kept for Envoy to end in, before it is killed.
 	Stop time.Duration
 }
 

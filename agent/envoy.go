@@ -3,8 +3,8 @@ package agent
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/envoy"
@@ -13,7 +13,7 @@ import (
 // probeTime bounds what a readiness probe may take of Envoy; kubelets give up after a second.
 const probeTime = 800 * time.Millisecond
 
-// EnvoyEndedError says that Envoy ended although nobody had asked it to.
+// EnvoyEndedError says that Envoy ended although nobody had asked it to, or otherwise than it was asked to.
 type EnvoyEndedError struct {
 	Exit envoy.Exit
 	// Restarts is how often it was started again before the agent gave up.
@@ -31,17 +31,28 @@ func (e *EnvoyEndedError) Error() string {
 // that is probed, drained and stopped.
 type envoyPart struct {
 	*Agent
-	draining atomic.Bool // clients were told to go
-	drained  atomic.Bool // by POST /drain, so that the next stop need not do it again
+	counts   *envoyMetrics
+	progress *progress
+	own      *regexp.Regexp // statistics that do not count in a drain
 
 	mu       sync.Mutex
 	current  *instance
-	why      string        // there is no instance
+	why      string    // there is no instance
+	since    time.Time // there is none
+	restarts int
+	lastEnd  *EndStatus
+	verdict  error         // of the end that was asked for
 	replaced chan struct{} // has room for one: another instance became the current one
 }
 
-func newEnvoyPart(a *Agent) *envoyPart {
-	return &envoyPart{Agent: a, why: "Envoy has not been started yet", replaced: make(chan struct{}, 1)}
+func newEnvoyPart(a *Agent) (*envoyPart, error) {
+	e := &envoyPart{Agent: a, why: "Envoy has not been started yet", since: a.Started, own: ownStats(a.Config), replaced: make(chan struct{}, 1)}
+	var err error
+	if e.counts, err = newEnvoyMetrics(a.metrics); err != nil {
+		return nil, err
+	}
+	e.progress, err = newProgress(a.metrics, a.orders.drain.given)
+	return e, err
 }
 
 func (e *envoyPart) part() part { return part{name: "envoy", run: e.run, health: e.Health} }
@@ -53,25 +64,65 @@ func (e *envoyPart) run(ctx context.Context) error {
 		return err
 	}
 	e.Logger.Info("starting Envoy", "path", binary.Path, "version", binary.Version, "found", binary.Source)
-	allowed, restarts := envoyBudget(), 0
+	allowed := envoyBudget()
 	for {
 		ended, err := e.once(ctx, binary)
-		if err != nil || ctx.Err() != nil {
+		if err != nil {
 			return err
 		}
 		exit := ended.end()
+		if ctx.Err() != nil {
+			e.setVerdict(exit)
+			return nil
+		}
 		wait, again := allowed.fail(time.Now())
 		if !e.Config.Envoy.Restart || !again {
-			return &EnvoyEndedError{Exit: exit, Restarts: restarts}
+			e.ended(exit)
+			return &EnvoyEndedError{Exit: exit, Restarts: e.restartCount()}
 		}
-		restarts++
 		binary = ended.binary // which may be another than the first
-		e.set(nil, fmt.Sprintf("Envoy ended (%s) and is started again", exit))
-		e.Logger.Error("Envoy ended and is started again", "why", exit, "after", wait, "restarts", restarts, "tail", exit.Tail)
+		e.restarting(exit, wait)
 		if !sleep(ctx, wait) {
 			return nil
 		}
 	}
+}
+
+// ended notes an end that nobody asked for.
+func (e *envoyPart) ended(x envoy.Exit) {
+	e.Logger.Error("Envoy ended", "why", x, "reason", endReason(x), "exitCode", x.ExitCode(), "tail", x.Tail)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lastEnd = newEndStatus(x, time.Now())
+}
+
+func (e *envoyPart) restarting(x envoy.Exit, wait time.Duration) {
+	e.ended(x)
+	e.counts.restarts.WithLabelValues(endReason(x)).Inc()
+	e.mu.Lock()
+	e.restarts++
+	restarts := e.restarts
+	e.mu.Unlock()
+	e.set(nil, fmt.Sprintf("Envoy ended (%s) and is started again", x))
+	e.Logger.Warn("Envoy is started again", "after", wait, "restarts", restarts)
+}
+
+func (e *envoyPart) restartCount() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.restarts
+}
+
+// setVerdict keeps how an end that was asked for came out: an Envoy that crashed on its way, or had to be killed, is no
+// clean end.
+func (e *envoyPart) setVerdict(x envoy.Exit) {
+	if x.Reason == envoy.Stopped && !x.Forced {
+		return
+	}
+	e.ended(x)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.verdict = &EnvoyEndedError{Exit: x, Restarts: e.restarts}
 }
 
 func (e *envoyPart) find(ctx context.Context) (envoy.Binary, error) {
@@ -160,12 +211,23 @@ func (e *envoyPart) arguments(binary envoy.Binary) []string {
 func (e *envoyPart) set(i *instance, why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.current, e.why = i, why
+	e.current, e.why, e.since = i, why, time.Now()
+}
+
+// verdictOfEnd is how an end that was asked for came out; nil for a clean one. It is known once run has returned.
+func (e *envoyPart) verdictOfEnd() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.verdict
 }
 
 // noteState is told of each change of an instance's state.
-func (e *envoyPart) noteState(i *instance, s State) {
-	e.Logger.Debug("Envoy's state", "state", string(s), "pid", i.process.PID(), "epoch", i.epoch)
+func (e *envoyPart) noteState(i *instance, from, to State) {
+	e.counts.moved(from, to)
+	if to == Ended {
+		e.counts.ends.WithLabelValues(endReason(i.process.Exit())).Inc()
+	}
+	e.Logger.Debug("Envoy's state", "state", string(to), "pid", i.process.PID(), "epoch", i.epoch)
 }
 
 // Health says whether Envoy takes traffic.
@@ -174,7 +236,7 @@ func (e *envoyPart) Health() (ok bool, reason string) {
 	i, why := e.current, e.why
 	e.mu.Unlock()
 	switch {
-	case e.draining.Load():
+	case e.orders.drain.given():
 		return false, "the proxy is draining"
 	case i == nil:
 		return false, why
@@ -182,19 +244,4 @@ func (e *envoyPart) Health() (ok bool, reason string) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
 	defer cancel()
 	return i.check(ctx)
-}
-
-// drain answers POST /drain: clients are told to go, and the listeners stay open until the agent is stopped.
-func (e *envoyPart) drain() {
-	e.draining.Store(true)
-	i := e.instance()
-	if i == nil {
-		return
-	}
-	if err := e.tellClients(context.Background(), i, true); err != nil {
-		e.Logger.Error("Envoy was not told to drain", "error", err)
-		return
-	}
-	e.drained.Store(true)
-	e.Logger.Info("draining, as asked on the status port")
 }

@@ -21,8 +21,8 @@ const (
 	Ended    State = "ended"
 )
 
-// order is the place of each state; a state that is not there is before all of them.
-var order = map[State]int{Starting: 1, Running: 2, Draining: 3, Stopping: 4, Ended: 5}
+// rank is the place of each state; a state that is not there is before all of them.
+var rank = map[State]int{Starting: 1, Running: 2, Draining: 3, Stopping: 4, Ended: 5}
 
 // instance is one Envoy process, with what it takes to ask and to end it.
 type instance struct {
@@ -31,7 +31,7 @@ type instance struct {
 	process *envoy.Process
 	admin   *envoy.Admin
 	ready   *envoy.Readiness
-	changed func(*instance, State)
+	changed func(i *instance, from, to State)
 
 	mu    sync.Mutex
 	state State
@@ -64,13 +64,14 @@ func (e *envoyPart) start(l launch) (*instance, error) {
 // enter moves on to a state; it never goes back, since orders and ends come from several sides.
 func (i *instance) enter(s State) {
 	i.mu.Lock()
-	forward := order[s] > order[i.state]
+	from := i.state
+	forward := rank[s] > rank[i.state]
 	if forward {
 		i.state, i.since = s, time.Now()
 	}
 	i.mu.Unlock()
 	if forward && i.changed != nil {
-		i.changed(i, s)
+		i.changed(i, from, s)
 	}
 }
 

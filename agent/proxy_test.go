@@ -60,6 +60,7 @@ func TestProxyTellsWhatItWaitsForUntilItIsReady(t *testing.T) {
 func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.2.1")
+	s.env = append(s.env, "MINIMUM_DRAIN_DURATION=1s")
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
@@ -77,7 +78,7 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 	if code := r.exit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	if !strings.Contains(r.out.String(), "the drain time is over") {
+	if !strings.Contains(r.out.String(), "no request and no connection is left") {
 		t.Error("the log does not say that the drain was waited for")
 	}
 	r.nothingLeft()
@@ -90,6 +91,11 @@ func TestSecondSignalCutsTheDrainShort(t *testing.T) {
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
+	c, _, err := dialProxy(s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
 	r.signal(os.Interrupt)
 	r.eventually("draining", func() error {
 		_, reasons, err := r.reasons()
@@ -362,8 +368,11 @@ func TestAgentWithoutEnvoyServesAndEndsWhenAskedTo(t *testing.T) {
 		}
 		return err
 	})
-	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 404 {
-		t.Errorf("POST /drain: %d %s %v, want 404: there is nothing to drain", code, body, err)
+	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
+		t.Errorf("POST /drain: %d %s %v", code, body, err)
+	}
+	if ready, reasons, err := r.reasons(); err != nil || ready || reasons["agent"] != "told to drain" {
+		t.Errorf("after POST /drain: ready %v, %v, %v", ready, reasons, err)
 	}
 	if code, body, err := r.http("POST", "15020/quitquitquit"); err != nil || code != 200 {
 		t.Errorf("POST /quitquitquit: %d %s %v", code, body, err)

@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"strconv"
-	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 )
@@ -62,25 +61,6 @@ func (r *resolver) ports() {
 		}
 		used[p.port] = p.name
 	}
-}
-
-// shutdown: a drain that waits for connections to go is bounded too. Where nobody said by what, it is the time within
-// which Envoy itself asks the last client to leave.
-func (r *resolver) shutdown() {
-	s := &r.config.Shutdown
-	s.Drain = r.config.Proxy.GetTerminationDrainDuration().AsDuration()
-	source := r.layers.source("termination_drain_duration")
-	s.WhenIdle = r.env.boolean("shutdown.whenIdle", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", false)
-	s.Minimum = r.env.duration("shutdown.minimum", "MINIMUM_DRAIN_DURATION", 5*time.Second)
-	if s.WhenIdle && source == sourceDefault {
-		s.Drain = r.config.Proxy.GetDrainDuration().AsDuration()
-		source = "drainDuration"
-	}
-	if s.Drain < 0 {
-		r.fail("%s: %v: a drain cannot take less than no time", source, s.Drain)
-	}
-	s.Stop = 5 * time.Second
-	r.env.note("shutdown.drain", s.Drain, source)
 }
 
 func (r *resolver) others() {

@@ -96,7 +96,7 @@ func TestEachSourceWinsOverThoseBeforeIt(t *testing.T) {
 			t.Errorf("%s: %q from %q, want %q from %q", name, got.Value, got.Source, w.Value, w.Source)
 		}
 	}
-	if c.Shutdown.Drain != 33*time.Second || c.Proxy.GetStatusPort() != 16020 || c.Identity.ClusterID != "" {
+	if c.Shutdown.Linger != 33*time.Second || c.Proxy.GetStatusPort() != 16020 || c.Identity.ClusterID != "" {
 		t.Errorf("the resolved values are not those of the settings: %+v", c.Shutdown)
 	}
 }
@@ -127,7 +127,7 @@ func TestDefaultsAreThoseOfTheContract(t *testing.T) {
 	if diff := cmp.Diff(wantCerts, c.Certificates); diff != "" {
 		t.Errorf("certificates: %s", diff)
 	}
-	if want := (ShutdownConfig{Drain: 5 * time.Second, Minimum: 5 * time.Second, Stop: 5 * time.Second}); c.Shutdown != want {
+	if want := (ShutdownConfig{Deadline: 28 * time.Second, Linger: 5 * time.Second, Stop: 2 * time.Second}); c.Shutdown != want {
 		t.Errorf("shutdown: %+v, want %+v", c.Shutdown, want)
 	}
 }
@@ -150,8 +150,8 @@ func TestVariablesOfTheContract(t *testing.T) {
 		t.Errorf("control plane: %+v", c.ControlPlane)
 	case c.Envoy.Concurrency != 2, c.Envoy.ReadinessPort != 1, c.Identity.ClusterID != "c1":
 		t.Errorf("envoy: %+v", c.Envoy)
-	case !c.Shutdown.WhenIdle, c.Shutdown.Drain != 45*time.Second:
-		t.Errorf("a drain until idle that nobody bounded has to be bounded by drainDuration: %+v", c.Shutdown)
+	case !c.Shutdown.WhenIdle, c.Shutdown.Deadline != time.Hour, c.Shutdown.Minimum != 5*time.Second:
+		t.Errorf("a drain until idle: %+v", c.Shutdown)
 	}
 	if len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "OUTPUT_CERTS") {
 		t.Errorf("warnings: %q, want one of OUTPUT_CERTS", c.Warnings)

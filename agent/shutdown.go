@@ -2,9 +2,7 @@ package agent
 
 import (
 	"context"
-	"fmt"
-	"regexp"
-	"strings"
+	"errors"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
@@ -12,143 +10,154 @@ import (
 )
 
 const (
-	// drainCallTime bounds the call that begins the drain: an Envoy that does not answer is not waited for.
+	// drainCallTime bounds the calls that begin and end the drain: an Envoy that does not answer is not waited for.
 	drainCallTime = 2 * time.Second
-	// hastened is what Envoy gets to end when the agent was asked twice to stop.
-	hastened = time.Second
-	// idlePoll is how often connections are counted, and idleErrors how many counts may fail in a row.
-	idlePoll   = 250 * time.Millisecond
-	idleErrors = 5
+	// servesTime bounds the question whether Envoy has served anybody yet.
+	servesTime = 500 * time.Millisecond
+	// longestStop is what Envoy gets to end when the deadline leaves it, and hastened when the agent was asked twice.
+	longestStop = 5 * time.Second
+	hastened    = time.Second
 )
 
-// stop ends Envoy within one deadline: clients are told to go and given time for it, Envoy is asked to end, and killed
-// when the deadline passes.
-func (e *envoyPart) stop(i *instance) {
-	c := e.Config.Shutdown
-	e.draining.Store(true)
-	deadline, cancel := context.WithTimeout(context.Background(), c.Drain+c.Stop)
-	defer cancel()
-	drain, endDrain := context.WithTimeoutCause(deadline, c.Drain, context.DeadlineExceeded)
-	defer endDrain()
+// Why a drain is not waited for any longer.
+var (
+	errHastened = errors.New("asked again to stop")
+	errQuit     = errors.New("asked on the status port to quit")
+	errGone     = errors.New("it ended while it drained")
+	errTimeOver = errors.New("the time that there is to end is over")
+)
 
-	switch {
-	case e.quitting():
-		e.Logger.Info("stopping Envoy at once, as asked on the status port")
-	case e.drained.Load():
-		e.Logger.Info("stopping Envoy, which was drained before")
-	default:
-		e.Logger.Info("draining", "for", c.Drain, "untilIdle", c.WhenIdle)
-		e.Logger.Info("stopping Envoy", "because", e.drainUntil(drain, i))
+// ending takes one Envoy to its end: it serves on for a while, tells its clients to go, waits for them, and is told to end.
+type ending struct {
+	*envoyPart
+	i        *instance
+	plan     ShutdownConfig
+	deadline time.Time
+}
+
+// stop ends an Envoy within one deadline.
+func (e *envoyPart) stop(i *instance) {
+	plan := e.Config.Shutdown
+	e.orders.drain.give()
+	deadline, cancel := context.WithTimeout(context.Background(), plan.Deadline)
+	defer cancel()
+	n := &ending{envoyPart: e, i: i, plan: plan}
+	n.deadline, _ = deadline.Deadline()
+
+	why := n.atOnce()
+	if why == "" {
+		e.Logger.Info("ending", "within", plan.Deadline, "preDelay", plan.PreDelay, "minimum", plan.Minimum, "linger", plan.Linger, "untilIdle", plan.WhenIdle)
+		why = n.leave(deadline)
 	}
-	last, cancelLast := e.lastGrace(deadline)
+	e.Logger.Info("stopping Envoy", "because", why)
+	last, cancelLast := n.lastGrace(deadline)
 	defer cancelLast()
 	i.enter(Stopping)
 	i.process.Stop(last)
 }
 
-// lastGrace is the time that Envoy has to end: to the deadline, or less when the agent is asked again to stop.
-func (e *envoyPart) lastGrace(deadline context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(deadline, e.Config.Shutdown.Stop)
-	stopWatching := make(chan struct{})
+// atOnce says why there is no drain; nothing when there is one.
+func (n *ending) atOnce() string {
+	switch {
+	case n.orders.quit.given():
+		return errQuit.Error()
+	case n.orders.endAtOnce.given():
+		return "it was told before to drain, on the status port"
+	}
+	return ""
+}
+
+// leave lets clients leave, and says why it stopped waiting for them.
+func (n *ending) leave(deadline context.Context) string {
+	ctx, cancel := n.patience(deadline)
+	defer cancel()
+	if !n.serves(ctx) {
+		return "it has not served anybody yet"
+	}
+	if !sleep(ctx, n.preDelay()) {
+		return context.Cause(ctx).Error()
+	}
+	if err := n.tellClients(ctx, n.i, false); err != nil {
+		n.Logger.Warn("Envoy was not told to drain", "error", err)
+	}
+	return n.wait(ctx)
+}
+
+// patience ends when the drain has to: Envoy needs the rest of the deadline, somebody is impatient, or Envoy is gone.
+func (n *ending) patience(deadline context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancelTime := context.WithTimeoutCause(deadline, n.plan.Deadline-n.plan.Stop, errTimeOver)
+	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		select {
-		case <-e.Hasten:
-			sleep(ctx, hastened)
-			cancel()
-		case <-stopWatching:
+		case <-n.Hasten:
+			cancel(errHastened)
+		case <-n.orders.quit.done():
+			cancel(errQuit)
+		case <-n.i.process.Done():
+			cancel(errGone)
 		case <-ctx.Done():
 		}
 	}()
-	return ctx, func() { close(stopWatching); cancel() }
+	return ctx, func() { cancel(nil); cancelTime() }
 }
 
-func (e *envoyPart) quitting() bool {
-	select {
-	case <-e.quit:
+// serves says whether the Envoy may have clients. One that cannot be asked may.
+func (n *ending) serves(ctx context.Context) bool {
+	if state, _ := n.i.status(); state != Starting {
 		return true
-	default:
-		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, servesTime)
+	defer cancel()
+	if ok, _ := n.i.check(ctx); ok {
+		return true
+	}
+	seen, err := n.i.load(ctx, n.own)
+	if err != nil {
+		return !envoy.NotListening(err)
+	}
+	return !seen.none()
 }
 
-// drainUntil tells clients to go, and says why it stopped waiting for them.
-func (e *envoyPart) drainUntil(ctx context.Context, i *instance) string {
-	if err := e.tellClients(ctx, i, false); err != nil {
-		e.Logger.Warn("Envoy was not told to drain", "error", err)
+// preDelay is what is left of it: clients of an Envoy that was drained before had that time already.
+func (n *ending) preDelay() time.Duration {
+	if state, since := n.i.status(); state == Draining {
+		return n.plan.PreDelay - time.Since(since)
 	}
-	idle := make(chan string, 1)
-	if e.Config.Shutdown.WhenIdle {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		go func() { idle <- e.waitIdle(ctx, i) }()
-	}
-	select {
-	case why := <-idle:
-		return why
-	case <-ctx.Done():
-		return "the drain time is over"
-	case <-i.process.Done():
-		return "it ended while it drained"
-	case <-e.Hasten:
-		return "asked again to stop"
-	case <-e.quit:
-		return "asked on the status port to quit"
-	}
+	return n.plan.PreDelay
 }
 
+// lastGrace is the time that Envoy has to end: to the deadline, or less when the agent is asked again to stop.
+func (n *ending) lastGrace(deadline context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(deadline, longestStop)
+	go func() {
+		select {
+		case <-n.Hasten:
+			sleep(ctx, hastened)
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
+// tellClients begins Envoy's own drain, unless that has begun: new connections are taken until Envoy's drain time is over,
+// or for as long as it runs when it is to stay open, and each answer asks its client to go.
 func (e *envoyPart) tellClients(ctx context.Context, i *instance, stayOpen bool) error {
+	if state, _ := i.status(); state == Draining {
+		return nil
+	}
 	i.enter(Draining)
 	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
 	defer cancel()
-	return i.admin.DrainListeners(ctx, envoy.Drain{
-		InboundOnly: e.Config.Identity.Type == bootstrap.Sidecar,
-		Graceful:    true,
-		SkipExit:    stayOpen,
-	})
+	return i.admin.DrainListeners(ctx, envoy.Drain{InboundOnly: e.inboundOnly(), Graceful: true, SkipExit: stayOpen})
 }
 
-// waitIdle returns when no client is left, or when that cannot be told.
-func (e *envoyPart) waitIdle(ctx context.Context, i *instance) string {
-	if !sleep(ctx, e.Config.Shutdown.Minimum) {
-		return "the drain time is over"
-	}
-	for failures := 0; ; {
-		n, err := e.connections(ctx, i)
-		switch {
-		case err == nil && n == 0:
-			return "no connection is left"
-		case err == nil:
-			failures = 0
-		default:
-			if failures++; failures == idleErrors {
-				return fmt.Sprintf("its connections cannot be counted: %v", err)
-			}
-		}
-		if !sleep(ctx, idlePoll) {
-			return "the drain time is over"
-		}
-	}
+// closeListeners has new connections refused. What was accepted goes on.
+func (e *envoyPart) closeListeners(ctx context.Context, i *instance) error {
+	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
+	defer cancel()
+	return i.admin.DrainListeners(ctx, envoy.Drain{InboundOnly: e.inboundOnly()})
 }
 
-// connections counts the clients of all listeners but those of the agent and its operators.
-func (e *envoyPart) connections(ctx context.Context, i *instance) (uint64, error) {
-	stats, err := i.admin.Stats(ctx, `^listener\..*\.downstream_cx_active$`)
-	if err != nil {
-		return 0, err
-	}
-	own := ownListeners(e.Config)
-	var n uint64
-	for name, value := range stats {
-		if !own.MatchString(name) && !strings.Contains(name, ".worker_") {
-			n += value
-		}
-	}
-	return n, nil
-}
-
-// ownListeners matches the statistics of listeners whose connections do not hold up the end. They are told by their
-// port, since what they bind differs (0.0.0.0, an IPv6 address, one address of loopback).
-func ownListeners(c *Config) *regexp.Regexp {
-	return regexp.MustCompile(fmt.Sprintf(`^listener\.(admin\.|envoy_internal_|.*_(%d|%d|%d)\.downstream)`,
-		c.Proxy.GetProxyAdminPort(), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort))
-}
+// inboundOnly: the application beside a sidecar may go on to call others for as long as the sidecar is there.
+func (e *envoyPart) inboundOnly() bool { return e.Config.Identity.Type == bootstrap.Sidecar }

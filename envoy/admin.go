@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -237,6 +238,12 @@ func (a *Admin) do(ctx context.Context, method, path string, query url.Values, m
 		return nil, &StatusError{Path: path, Status: resp.StatusCode, Body: firstLine(string(body))}
 	}
 	return body, nil
+}
+
+// NotListening says whether a call failed because nobody listens on the admin address: Envoy has not got that far, or is
+// gone.
+func NotListening(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
 
 // withoutURL drops the made-up URL from an HTTP client's error.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 )
 
 // ReadinessConfig says what an Envoy has to have before it is ready.
@@ -66,7 +65,7 @@ func (r *Readiness) judge(ctx context.Context, started bool) string {
 
 func unreachable(addr string, err error) string {
 	switch {
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOENT):
+	case NotListening(err):
 		return fmt.Sprintf("Envoy does not listen on its admin address %s yet, or is gone", addr)
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("Envoy does not answer on its admin address %s in time", addr)

@@ -22,6 +22,7 @@ func (s *Server) handler() http.Handler {
 	mux.Handle("/quitquitquit", onlyLoopback(order("quit", s.Quit, true)))
 	mux.Handle("GET /debug/certz", onlyLoopback(asJSON(s.Certificates)))
 	mux.Handle("GET /debug/xdsz", onlyLoopback(asJSON(s.XDS)))
+	mux.Handle("GET /debug/envoyz", onlyLoopback(asJSON(s.Envoy)))
 	mux.Handle("GET /debug/config", onlyLoopback(asJSON(s.Config.Config)))
 	mux.HandleFunc("GET /{$}", serveIndex)
 
@@ -75,6 +76,7 @@ POST /drain             begin to drain (loopback)
 POST /quitquitquit      end the agent and Envoy (loopback)
 GET  /debug/certz       certificates (loopback)
 GET  /debug/xdsz        configuration from the control plane (loopback)
+GET  /debug/envoyz      Envoy's state, its last end, what a drain waits for (loopback)
 GET  /debug/config      the agent's own configuration (loopback)
 GET  /debug/pprof/      profiles (loopback)
 `

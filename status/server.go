@@ -51,7 +51,9 @@ type Config struct {
 	Certificates func() any
 	XDS          func() any
 	Config       func() any
-	Logger       *slog.Logger
+	// Envoy gives what is shown under /debug/envoyz.
+	Envoy  func() any
+	Logger *slog.Logger
 }
 
 // Server answers on the status port.
