@@ -122,7 +122,7 @@ func (j *job) follow() error {
 func (j *job) passOn(s os.Signal) {
 	if s == syscall.SIGTERM {
 		// The application is about to go: whoever calls it has to go elsewhere, while it can still call others.
-		go j.agent.leave()
+		go j.agent.drainAndStay("the signal to stop")
 	}
 	if j.shared && slices.Contains(ofTerminal, s) {
 		return
@@ -151,7 +151,7 @@ func (j *job) orphaned(cause error) error {
 
 // endProxy ends the proxy without a drain: the one that it served is gone.
 func (j *job) endProxy() {
-	j.agent.stopNow()
+	j.agent.orders.quit.give()
 	if err := <-j.proxy; err != nil {
 		j.agent.Logger.Warn("the proxy's end", "error", err)
 	}
@@ -175,13 +175,6 @@ func orEnded(err error) error {
 		return codedError{err, exitFailed}
 	}
 	return err
-}
-
-// leave tells clients to go elsewhere, as POST /drain does.
-func (a *Agent) leave() {
-	if a.envoy != nil {
-		a.envoy.drain()
-	}
 }
 
 // statusURL is the address of something on the agent's own status port.
