@@ -48,7 +48,7 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
 }
 
-// addV6 gives loopback another address.
+// addV6 gives loopback another address, and waits until the kernel lets it be used.
 func addV6(address string) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -63,7 +63,17 @@ func addV6(address string) error {
 	if _, _, number := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCSIFADDR, uintptr(unsafe.Pointer(&request))); number != 0 {
 		return number
 	}
-	return nil
+	deadline := time.Now().Add(soon)
+	for {
+		l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+		if err == nil {
+			return l.Close()
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
 }
 
 func addV4(address string) error {
@@ -123,10 +133,6 @@ func TestProbesComeFromTheAddressThatRedirectionLetsPass(t *testing.T) {
 		}
 		for _, pod := range []string{"fd00::7", "::1"} {
 			got, err := asked(t, net.JoinHostPort(pod, "0"))
-			// A new address may not be used before the kernel knows that nobody else has it.
-			for deadline := time.Now().Add(soon); got != "::6" && time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-				got, err = asked(t, net.JoinHostPort(pod, "0"))
-			}
 			if err != nil || got != "::6" {
 				t.Errorf("%s is asked from %s, %v; want ::6", pod, got, err)
 			}

@@ -85,7 +85,9 @@ func TestGRPCProbeSaysWhoAsks(t *testing.T) {
 }
 
 func TestHostileGRPCServersEndInTime(t *testing.T) {
-	slow := answering{check: func(ctx context.Context) error { <-ctx.Done(); return nil }}
+	release := make(chan struct{})
+	defer close(release)
+	slow := answering{check: func(context.Context) error { <-release; return nil }}
 	header := answering{check: func(ctx context.Context) error {
 		_ = grpc.SetHeader(ctx, metadata.Pairs("x", strings.Repeat("y", 2*longestHeader)))
 		return nil
