@@ -17,7 +17,7 @@ import (
 
 const loadStatsMetadata = "LOAD_STATS_CONFIG_JSON"
 
-// Build makes the bootstrap. The same configuration gives the same bootstrap.
+// Build makes the bootstrap, without what Override and Custom change. The same configuration gives the same bootstrap.
 func Build(c Config) (*bootstrapv3.Bootstrap, error) {
 	b, a, err := assemble(c)
 	if err != nil {

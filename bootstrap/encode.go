@@ -18,7 +18,16 @@ import (
 // it encodes, every message type that can be reached from it, which is most of Envoy's API: 10 ms of start-up, and 2 MB
 // that an agent would carry for as long as it lives, for one file that is written once. This goes by the tags of the
 // generated structs instead. Enumerations are written as their numbers, since their names are in what is not prepared.
+//
+// With an override there is no such saving: it is merged into the JSON and checked by the types themselves.
 func Encode(c Config) ([]byte, error) {
+	if c.changed() {
+		t, err := changedTree(c)
+		if err != nil {
+			return nil, err
+		}
+		return indented(t)
+	}
 	b, a, err := assemble(c)
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"net/netip"
+	"testing"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -223,4 +224,59 @@ var golden = map[string]func() Config{
 		}
 		return c
 	},
+	"override": func() Config {
+		c := sidecar()
+		c.HostIP = "10.9.9.9"
+		c.OverrideFile, c.Override = "override.yaml", []byte(mergedOverride)
+		return c
+	},
+	"json-patch": func() Config {
+		c := sidecar()
+		c.OverrideFile, c.Override = "patch.json", []byte(`[
+			{"op": "test", "path": "/static_resources/clusters/1/name", "value": "agent"},
+			{"op": "replace", "path": "/static_resources/clusters/1/connect_timeout", "value": "1s"},
+			{"op": "remove", "path": "/bootstrap_extensions/0"},
+			{"op": "add", "path": "/layered_runtime/layers/0/static_layer/upstream.use_retry", "value": false}
+		]`)
+		return c
+	},
+	"custom": func() Config {
+		c := sidecar()
+		c.CustomFile, c.Custom = "custom.yaml", []byte("statsFlushInterval: 10s\n"+
+			"static_resources:\n  clusters:\n  - {name: mine, connect_timeout: 1s, type: STATIC}\n")
+		return c
+	},
+}
+
+// mergedOverride has what people write overrides for, and an extension whose type this program does not link.
+const mergedOverride = `
+staticResources:
+  clusters:
+  - name: statsd
+    type: STRICT_DNS
+    connectTimeout: 1s
+    loadAssignment:
+      clusterName: statsd
+      endpoints: [{lbEndpoints: [{endpoint: {address: {socketAddress: {address: $(HOST_IP), portValue: 9125}}}}]}]
+admin:
+  access_log:
+  - name: envoy.access_loggers.file
+    typed_config:
+      "@type": type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog
+      path: /dev/null
+stats_config:
+  stats_tags: [{tag_name: shard, regex: "(shard=(.*?);)"}]
+layered_runtime:
+  layers:
+  - name: mine
+    static_layer: {health_check.min_interval: 250}
+`
+
+func addr(t testing.TB, text string) netip.Addr {
+	t.Helper()
+	a, err := netip.ParseAddr(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
 }

@@ -177,6 +177,9 @@ func joinIPs(c Config) string {
 }
 
 func proxyConfigMetadata(pc *meshv1.ProxyConfig) (json.RawMessage, error) {
+	if pc.GetTracing().GetLightstep() != nil {
+		pc = withoutTokens(Config{ProxyConfig: pc}).ProxyConfig
+	}
 	b, err := protojson.Marshal(pc)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: encoding the proxy configuration as node metadata: %w", err)
