@@ -57,7 +57,7 @@ func startLoad(t testing.TB, client *pod, targets *endpoints) *load {
 		{"HTTP/1.1 slow", 4, func() caller { return newSidecarHTTP(proxy, "shop:8080/?wait=400ms", false) }},
 		{"HTTP/2", 2, func() caller { return newSidecarHTTP2(proxy, "shop:8081", "/?wait=20ms") }},
 		{"gRPC", 2, func() caller { return newGRPC(t, proxy, "shop:8082", false) }},
-		{"gRPC streams", 2, func() caller { return newGRPC(t, proxy, "shop:8082", true) }},
+		{"gRPC streams", 4, func() caller { return newGRPC(t, proxy, "shop:8082", true) }},
 		{"TCP", 3, func() caller { return &tcpCaller{address: client.upstream()} }},
 		{"HTTP/1.1 without a sidecar", 2, func() caller { return newDirect(targets) }},
 	}
