@@ -84,10 +84,8 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		XDS:          func() any { return relay.Status() },
 		Config:       func() any { return a.Config.Settings },
 		Envoy:        func() any { return a.EnvoyStatus() },
+		Metrics:      a.joinedMetrics(),
 		Logger:       a.Logger.With("part", "status"),
-	}
-	if a.envoy != nil && a.Config.MergeEnvoyStats {
-		c.EnvoyStatsURL = a.bootstrap.StatsURL()
 	}
 	if a.envoy == nil { // which otherwise says that it drains
 		c.Checks = append(c.Checks, status.Check{Name: "agent", Func: a.undrained})

@@ -30,8 +30,8 @@ type Config struct {
 
 	// Bind, when valid, is the one address that the agent's and Envoy's own ports are bound to.
 	Bind netip.Addr
-	// MergeEnvoyStats joins Envoy's statistics to the agent's own at /metrics.
-	MergeEnvoyStats bool
+	// Metrics are joined to the agent's own at /metrics.
+	Metrics MetricsConfig
 
 	// Settings tells each value and where it came from, in the order of resolution.
 	Settings []Setting
@@ -218,5 +218,9 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		HostIP:           c.Bootstrap.HostIP,
 		WorkingDir:       c.Bootstrap.WorkingDir,
 		CertDir:          c.Bootstrap.CertDir,
+
+		LocalMetrics:            c.Metrics.OnlyLoopback,
+		SecureMetricsPort:       c.Metrics.SecurePort,
+		SecureMergedMetricsPort: c.Metrics.SecureMergedPort,
 	}
 }

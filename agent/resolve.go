@@ -67,6 +67,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.shutdown()
 	r.appProbes()
 	r.healthCheck()
+	r.metrics()
 	r.others()
 	r.unheard()
 	if err := r.env.err(); err != nil {

@@ -65,7 +65,6 @@ func (r *resolver) ports() {
 
 func (r *resolver) others() {
 	r.config.Bind = r.env.address("bindAddress", "PROXY_BIND_ADDRESS")
-	r.config.MergeEnvoyStats = r.env.boolean("mergeEnvoyStats", "PILOT_AGENT_MERGE_ENVOY_STATS", true)
 	p := r.config.Proxy
 	for name, set := range map[string]bool{
 		"privateKeyProvider": p.GetPrivateKeyProvider() != nil,

@@ -1,172 +1,296 @@
 package status
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"mime"
-	"net"
 	"net/http"
-	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
 const (
-	// scrapeTimeout bounds a scrape of Envoy when the scraper does not say how long it waits, longestScrape when it does.
+	// scrapeTimeout bounds a scrape when the scraper does not say how long it waits, longestScrape when it does.
 	scrapeTimeout = 5 * time.Second
-	longestScrape = longestAnswer - 5*time.Second
-	longestSample = 1 << 20
+	longestScrape = time.Minute
+	// mostScrapes are answered at a time; others wait for their turn. Two replicas of Prometheus and a person do not notice.
+	mostScrapes = 3
+
+	timeoutHeader = "X-Prometheus-Scrape-Timeout-Seconds"
+	// targetLabel tells apart what several applications have under one name.
+	targetLabel = "scrape_target"
 )
-
-func newScraper() *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
-		MaxIdleConnsPerHost: 1,
-		IdleConnTimeout:     60 * time.Second,
-		DisableCompression:  true,
-	}}
-}
-
-// serveMetrics writes the agent's metrics, then Envoy's, in Prometheus's text format. A source that fails is left out and
-// counted; only when nothing is left is the scrape an error.
-func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
-	s.metrics.scrapes.Inc()
-	ctx, cancel := context.WithTimeout(r.Context(), timeoutOf(r))
-	defer cancel()
-	fromEnvoy, err := s.openEnvoy(ctx, r.URL.RawQuery)
-	s.failed(sourceEnvoy, err)
-	if fromEnvoy != nil {
-		defer func() { _ = fromEnvoy.Close() }()
-	}
-	own, names, gatherErr := s.gather()
-	s.failed(sourceAgent, gatherErr)
-	if own == nil && fromEnvoy == nil && errors.Join(err, gatherErr) != nil {
-		http.Error(w, fmt.Sprintf("no metrics: %v", errors.Join(gatherErr, err)), http.StatusServiceUnavailable)
-		return
-	}
-	out, finish := compressed(w, r)
-	defer finish()
-	w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
-	if _, err := out.Write(own); err != nil || fromEnvoy == nil {
-		return
-	}
-	s.failed(sourceEnvoy, copyFamilies(out, fromEnvoy, names))
-}
-
-func (s *Server) failed(source string, err error) {
-	if err == nil {
-		return
-	}
-	s.metrics.failures.WithLabelValues(source).Inc()
-	s.Logger.Debug("a source is missing from the metrics", "source", source, "error", err)
-}
 
 // timeoutOf leaves a tenth of what the scraper waits for the way back.
 func timeoutOf(r *http.Request) time.Duration {
-	seconds, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
+	seconds, err := strconv.ParseFloat(r.Header.Get(timeoutHeader), 64)
 	if err != nil || !(seconds > 0) { // NaN is not greater than 0 either
 		return scrapeTimeout
 	}
 	return time.Duration(min(seconds*0.9, longestScrape.Seconds()) * float64(time.Second))
 }
 
-// gather gives the agent's metrics as text, and the names that are taken. What could be gathered beside an error is kept.
-func (s *Server) gather() (text []byte, names map[string]bool, err error) {
+// scrape is one merged scrape: the agent's own metrics, Envoy's, and those of the applications, in this order.
+type scrape struct {
+	*Server
+	caller   context.Context
+	own      []byte
+	agent    *source
+	envoy    *source // nil for none
+	apps     []*source
+	accepted exposition.Accepted
+}
+
+// serveMetrics answers a scrape. A source that fails costs its own part only, and is named; when there is nothing left the
+// scrape is an error.
+func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
+	s.metrics.scrapes.Inc()
+	took := timeoutOf(r)
+	// More than the scraper waits: what it does not take by then it does not want.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(took + took/4 + 2*time.Second))
+	ctx, cancel := context.WithTimeout(r.Context(), took)
+	defer cancel()
+	select {
+	case s.scrapes <- struct{}{}:
+		defer func() { <-s.scrapes }()
+	case <-ctx.Done():
+		http.Error(w, "too many scrapes at once", http.StatusServiceUnavailable)
+		return
+	}
+	sc := s.begin(ctx, r, took)
+	defer sc.close()
+	if err := sc.nothing(); err != nil {
+		http.Error(w, fmt.Sprintf("no metrics: %v", err), http.StatusServiceUnavailable)
+		return
+	}
+	format := sc.format(ctx, took/4)
+	w.Header().Set("Content-Type", format.ContentType())
+	out, finish := compressed(w, r)
+	defer finish()
+	sc.write(exposition.NewMerger(out, format))
+}
+
+// begin asks all sources at once.
+func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration) *scrape {
+	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept"))}
+	end := time.Now().Add(took)
+	// What has others behind it leaves them a quarter of the time.
+	early := end.Add(-took / 4)
+	apps := s.Metrics.Applications
+	if address := s.envoyStats(r.URL.RawQuery); address != "" {
+		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: mostEnvoyFamilies}}
+		if len(apps) > 0 {
+			sc.envoy.until = early
+		}
+		s.ask(ctx, sc.envoy, address, acceptText, nil)
+	}
+	accept := acceptText
+	if sc.accepted.OpenMetrics {
+		accept = acceptBoth
+	}
+	for i, app := range apps {
+		src := &source{kind: sourceApplication, name: app.Name, until: end, limits: s.applicationLimits()}
+		if i > 0 {
+			src.until, src.read = early, make(chan struct{})
+			src.limits.Bytes = min(src.limits.Bytes, int64(mostSpooled/(len(apps)-1)))
+		}
+		sc.apps = append(sc.apps, s.ask(ctx, src, app.URL, accept, r.Header))
+	}
+	sc.agent = &source{kind: sourceAgent}
+	sc.own, sc.agent.err = s.gather()
+	return sc
+}
+
+func (s *Server) envoyStats(query string) string {
+	if s.Metrics.Envoy == nil {
+		return ""
+	}
+	address := s.Metrics.Envoy()
+	if address != "" && query != "" {
+		address += "?" + query
+	}
+	return address
+}
+
+func (s *Server) applicationLimits() exposition.Limits {
+	limits := exposition.Limits{Bytes: s.Metrics.MaxApplicationBytes, Families: mostApplicationFamilies}
+	if limits.Bytes <= 0 {
+		limits.Bytes = defaultApplicationBytes
+	}
+	return limits
+}
+
+func (sc *scrape) sources() []*source {
+	all := []*source{sc.agent}
+	if sc.envoy != nil {
+		all = append(all, sc.envoy)
+	}
+	return append(all, sc.apps...)
+}
+
+func (sc *scrape) close() {
+	for _, src := range sc.sources() {
+		if src.stop != nil {
+			src.close()
+		}
+	}
+}
+
+// gather gives the agent's metrics as text. What could be gathered beside an error is kept.
+func (s *Server) gather() (text []byte, err error) {
 	if s.Gatherer == nil {
-		return nil, nil, nil
+		return nil, nil
 	}
 	families, err := s.Gatherer.Gather()
 	var buf bytes.Buffer
-	names = make(map[string]bool, len(families))
 	encoder := expfmt.NewEncoder(&buf, expfmt.NewFormat(expfmt.TypeTextPlain))
 	for _, f := range families {
-		names[f.GetName()] = true
 		err = errors.Join(err, encoder.Encode(f))
 	}
-	return buf.Bytes(), names, err
+	return buf.Bytes(), err
 }
 
-// openEnvoy asks Envoy for its metrics, with the caller's query (usedonly, filter).
-func (s *Server) openEnvoy(ctx context.Context, query string) (io.ReadCloser, error) {
-	if s.EnvoyStatsURL == "" {
-		return nil, nil
+// nothing is why there is nothing at all to answer with.
+func (sc *scrape) nothing() error {
+	if len(sc.own) > 0 || sc.agent.err == nil {
+		return nil
 	}
-	target, err := url.Parse(s.EnvoyStatsURL)
-	if err != nil {
-		return nil, fmt.Errorf("the address of Envoy's metrics: %w", err)
-	}
-	target.RawQuery = query
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
-	if err != nil {
-		return nil, fmt.Errorf("asking Envoy for its metrics: %w", err)
-	}
-	resp, err := s.scraper.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("asking Envoy for its metrics: %w", err)
-	}
-	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	if resp.StatusCode != http.StatusOK || kind != "text/plain" {
-		_ = resp.Body.Close()
-		return nil, fmt.Errorf("asking %s for Envoy's metrics: the answer was %s, %q", s.EnvoyStatsURL, resp.Status, kind)
-	}
-	return resp.Body, nil
-}
-
-// copyFamilies copies metrics line by line, so that a source that breaks off leaves no half line behind, without the
-// families whose names are taken: a name that appears twice makes the whole scrape invalid. It holds one line in memory.
-func copyFamilies(w io.Writer, r io.Reader, taken map[string]bool) error {
-	in := bufio.NewScanner(r)
-	in.Buffer(make([]byte, 0, 16<<10), longestSample)
-	in.Split(wholeLines)
-	out := bufio.NewWriterSize(w, 16<<10)
-	skipping := false
-	for in.Scan() {
-		line := in.Text()
-		if name, ok := familyOf(line); ok {
-			skipping = taken[name]
-		} else if skipping && strings.HasPrefix(line, "#") {
-			skipping = false
+	why := []error{sc.agent.err}
+	for _, src := range sc.sources()[1:] {
+		<-src.answered
+		if src.err == nil {
+			return nil
 		}
-		if skipping || strings.HasPrefix(line, "# EOF") {
+		why = append(why, fmt.Errorf("%s: %w", src, src.err))
+	}
+	for _, src := range sc.sources() {
+		sc.failed(src)
+	}
+	return errors.Join(why...)
+}
+
+// format is OpenMetrics when the scraper takes nothing else, or when it takes both and all applications that answer in
+// time speak it. What the others have is transcoded.
+func (sc *scrape) format(ctx context.Context, wait time.Duration) exposition.Format {
+	if !sc.accepted.Text || !sc.accepted.OpenMetrics {
+		if sc.accepted.OpenMetrics {
+			return exposition.OpenMetrics
+		}
+		return exposition.Text
+	}
+	over, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	found := exposition.Text
+	for _, app := range sc.apps {
+		select {
+		case <-app.answered:
+		case <-over.Done():
 			continue
 		}
-		_, _ = out.WriteString(line)
-		_ = out.WriteByte('\n')
+		if app.err != nil {
+			continue
+		}
+		if app.format == exposition.Text {
+			return exposition.Text
+		}
+		found = exposition.OpenMetrics
 	}
-	if err := in.Err(); err != nil {
-		_ = out.Flush()
-		return fmt.Errorf("reading Envoy's metrics: %w", err)
-	}
-	_ = out.Flush() // an error is the scraper's, who went away: no source failed
-	return nil
+	return found
 }
 
-// familyOf reads the name from "# TYPE name type" and "# HELP name text".
-func familyOf(line string) (string, bool) {
-	rest, ok := strings.CutPrefix(line, "# TYPE ")
-	if !ok {
-		if rest, ok = strings.CutPrefix(line, "# HELP "); !ok {
-			return "", false
+// write writes the sources one after the other. While one is written the next ones answer, as far as their sockets have
+// room.
+func (sc *scrape) write(m *exposition.Merger) {
+	copied, err := m.Copy(bytes.NewReader(sc.own), exposition.Source{})
+	sc.agent.copied, sc.agent.err = copied, errors.Join(sc.agent.err, err)
+	if sc.envoy != nil {
+		sc.envoy.copyTo(m, false)
+	}
+	var spools []*exposition.Spool
+	for i, app := range sc.apps {
+		if i > 0 {
+			spools = append(spools, app.spooled())
 		}
 	}
-	name, _, _ := strings.Cut(rest, " ")
-	return name, true
+	m.Join(spools...)
+	if len(sc.apps) > 0 {
+		sc.apps[0].copyTo(m, true)
+	}
+	m.Flush()
+	for i, spool := range spools {
+		sc.apps[i+1].copied = spool.Result()
+	}
+	sc.report(m)
+	_ = m.Close() // an error is the scraper's, who went away: no source failed
 }
 
-// wholeLines splits into lines. A last line without its end is dropped: nobody can tell whether it is whole.
-func wholeLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
-	if end := bytes.IndexByte(data, '\n'); end >= 0 {
-		return end + 1, data[:end], nil
+func (s *source) copyTo(m *exposition.Merger, rename bool) {
+	<-s.answered
+	if s.err != nil {
+		return
 	}
-	if atEOF {
-		return len(data), nil, nil
+	s.copied, s.err = m.Copy(limited{s.body}, exposition.Source{Format: s.format, Limits: s.limits, Rename: rename})
+}
+
+func (s *source) spooled() *exposition.Spool {
+	<-s.read
+	if errors.Is(s.err, context.DeadlineExceeded) {
+		s.err = errSlow
 	}
-	return 0, nil, nil
+	spool, err := exposition.NewSpool(s.text, exposition.Label{Name: targetLabel, Value: s.name},
+		exposition.Source{Format: s.format, Limits: exposition.Limits{Families: s.limits.Families}})
+	if s.err == nil {
+		s.err = err
+	}
+	return spool
+}
+
+// failed counts and logs a source that is not whole, unless it is the scraper that went away.
+func (sc *scrape) failed(src *source) {
+	if src.err == nil || sc.caller.Err() != nil {
+		return
+	}
+	sc.metrics.failures.WithLabelValues(src.kind).Inc()
+	sc.Logger.Debug("a source is missing from the metrics, or a part of it", "source", src.String(), "error", src.err)
+}
+
+// report adds to the scrape what became of its sources: the counters of failures tell it only the next time.
+func (sc *scrape) report(m *exposition.Merger) {
+	var up, invalid, taken bytes.Buffer
+	head := func(b *bytes.Buffer, name, help string) {
+		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
+	}
+	head(&up, "istio_agent_scrape_source_up", "Whether a source is in this scrape, and whole.")
+	head(&invalid, "istio_agent_scrape_source_invalid_lines", "Lines of a source that were left out of this scrape because they are not valid.")
+	head(&taken, "istio_agent_scrape_source_duplicate_families", "Families of a source that were left out of this scrape because another has their name.")
+	for _, src := range sc.sources() {
+		sc.failed(src)
+		labels := fmt.Sprintf("{source=%q,target=%q}", src.kind, src.name)
+		whole := 1
+		if src.err != nil {
+			whole = 0
+			m.Comment(src.complaint())
+		}
+		fmt.Fprintf(&up, "istio_agent_scrape_source_up%s %d\n", labels, whole)
+		fmt.Fprintf(&invalid, "istio_agent_scrape_source_invalid_lines%s %d\n", labels, src.copied.Invalid)
+		fmt.Fprintf(&taken, "istio_agent_scrape_source_duplicate_families%s %d\n", labels, src.copied.Duplicates)
+	}
+	_, _ = m.Copy(io.MultiReader(&up, &invalid, &taken), exposition.Source{})
+}
+
+func (s *source) complaint() string {
+	text := s.err.Error()
+	if len(text) > 300 {
+		text = text[:300]
+	}
+	if s.copied.Families == 0 {
+		return fmt.Sprintf("%s is missing: %s", s, text)
+	}
+	return fmt.Sprintf("%s is not whole: %s", s, text)
 }

@@ -16,8 +16,9 @@ type metrics struct {
 
 // The sources of /metrics, as the failures' label names them.
 const (
-	sourceAgent = "agent"
-	sourceEnvoy = "envoy"
+	sourceAgent       = "agent"
+	sourceEnvoy       = "envoy"
+	sourceApplication = "application"
 )
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -35,6 +36,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	// Without these a source that never failed has no series, and an alert on its increase misses the first failure.
 	m.failures.WithLabelValues(sourceAgent)
 	m.failures.WithLabelValues(sourceEnvoy)
+	m.failures.WithLabelValues(sourceApplication)
 	if r == nil {
 		return m, nil
 	}

@@ -16,8 +16,12 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", s.serveReady)
 	mux.HandleFunc("GET /healthz/live", s.serveLive)
-	mux.HandleFunc("GET /metrics", s.serveMetrics)
-	mux.HandleFunc("GET /stats/prometheus", s.serveMetrics)
+	var scrapes http.Handler = http.HandlerFunc(s.serveMetrics)
+	if s.Metrics.OnlyLoopback {
+		scrapes = onlyLoopback(scrapes)
+	}
+	mux.Handle("GET /metrics", scrapes)
+	mux.Handle("GET /stats/prometheus", scrapes)
 	mux.Handle("/drain", onlyLoopback(order("drain", s.Drain, false)))
 	mux.Handle("/quitquitquit", onlyLoopback(order("quit", s.Quit, true)))
 	mux.Handle("GET /debug/certz", onlyLoopback(asJSON(s.Certificates)))
@@ -70,7 +74,7 @@ const index = `pilotfish agent
 
 GET  /healthz/ready     readiness, with reasons (?format=json)
 GET  /healthz/live      liveness, with reasons (?format=json)
-GET  /metrics           metrics of agent and Envoy (also /stats/prometheus)
+GET  /metrics           metrics of agent, Envoy and application (also /stats/prometheus)
 GET  /app-health/...    probes of the application, for a kubelet (also /app-lifecycle/...)
 POST /drain             begin to drain (loopback)
 POST /quitquitquit      end the agent and Envoy (loopback)

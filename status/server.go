@@ -37,9 +37,8 @@ type Config struct {
 	// Gatherer holds the agent's metrics, Registerer gets those of this server; nil for none.
 	Gatherer   prometheus.Gatherer
 	Registerer prometheus.Registerer
-	// EnvoyStatsURL is where Envoy's metrics are in Prometheus's format, as "http://127.0.0.1:15090/stats/prometheus";
-	// empty for none.
-	EnvoyStatsURL string
+	// Metrics are joined to those of Gatherer at /metrics.
+	Metrics Metrics
 	// AppProbes are answered under /app-health/ and /app-lifecycle/.
 	AppProbes AppProbes
 	// Started is when the agent started, for the metric that tells how long it took to become ready.
@@ -63,6 +62,7 @@ type Server struct {
 	http     *http.Server
 	metrics  *metrics
 	scraper  *http.Client
+	scrapes  chan struct{} // has room for as many as are answered at a time
 	app      *appProbes
 	ready    atomic.Bool // was ready once
 }
@@ -80,7 +80,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent status server: %w", portowner.Explain("tcp", c.Address, err))
 	}
-	s := &Server{Config: c, listener: listener, metrics: m, scraper: newScraper()}
+	s := &Server{Config: c, listener: listener, metrics: m, scraper: newScraper(), scrapes: make(chan struct{}, mostScrapes)}
 	s.app = newAppProbes(c.AppProbes, listener.Addr(), c.Logger)
 	s.http = &http.Server{
 		Handler:           s.handler(),

@@ -67,13 +67,17 @@ func (m *Merger) Comment(text string) {
 	}
 }
 
-// Close ends the exposition.
-func (m *Merger) Close() error {
-	m.source++
+// Flush writes the families of the spools that were not written with another source's.
+func (m *Merger) Flush() {
 	for i := range m.later {
 		m.flush(i)
 	}
 	m.later = nil
+}
+
+// Close ends the exposition. Its error is that of the writer.
+func (m *Merger) Close() error {
+	m.Flush()
 	if m.format == OpenMetrics {
 		_, _ = m.out.WriteString("# EOF\n")
 	}
