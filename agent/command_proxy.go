@@ -160,7 +160,9 @@ func runAgent(ctx context.Context, config *Config, logger *Log, started time.Tim
 		return err
 	}
 	defer reopenOnSignal(ctx, a)()
+	stopTelling := tellService(signals.ctx, a)
 	err = a.Run(signals.ctx)
+	stopTelling(err)
 	var ended *EnvoyEndedError
 	if errors.As(err, &ended) && ended.Exit.ExitCode() == 0 {
 		logger.Info("Envoy ended by itself, without an error")

@@ -72,5 +72,8 @@ func (o *proxyOptions) run(cmd *cobra.Command, args, argv []string, timeout time
 	if err != nil {
 		return err
 	}
-	return newJob(a, path, argv, timeout).run(cmd.Context())
+	stopTelling := tellService(cmd.Context(), a)
+	err = newJob(a, path, argv, timeout).run(cmd.Context())
+	stopTelling(err)
+	return err
 }

@@ -1,0 +1,63 @@
+package examples
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// unit reads a unit file's settings; a name may have several values.
+func unit(t *testing.T, path string) map[string][]string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	settings := map[string][]string{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		line := lines.Text()
+		if name, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
+			settings[name] = append(settings[name], value)
+		}
+	}
+	return settings
+}
+
+func TestUnitStartsTheAgentAsItIsAndRestartsItAsItShould(t *testing.T) {
+	u := unit(t, filepath.Join("systemd", "pilotfish-agent.service"))
+	for name, want := range map[string]string{
+		"Type":       "notify",     // ready is when the proxy is
+		"KillMode":   "mixed",      // a signal to Envoy would cut what is to be drained
+		"Restart":    "on-failure", // an end that was asked for is one
+		"UMask":      "0077",
+		"User":       "pilotfish",
+		"OOMPolicy":  "continue", // Envoy's end is the agent's to report and to mend
+		"ExecReload": "/bin/kill -USR1 $MAINPID",
+		// The codes of wrong configuration and of no Envoy: see `proxy --help`.
+		"RestartPreventExitStatus": "2 127",
+	} {
+		if got := u[name]; !slices.Equal(got, []string{want}) {
+			t.Errorf("%s=%q, want %q", name, got, want)
+		}
+	}
+	words := strings.Fields(strings.Join(u["ExecStart"], " "))
+	if len(words) < 3 || words[0] != "/usr/local/bin/pilotfish-agent" {
+		t.Fatalf("ExecStart=%q", words)
+	}
+	help, err := exec.Command(testenv.Bin(t, "pilotfish-agent"), words[1], "--help").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, help)
+	}
+	for _, w := range words[2:] {
+		if strings.HasPrefix(w, "--") && !strings.Contains(string(help), w+" ") {
+			t.Errorf("ExecStart has %s, which the command does not know", w)
+		}
+	}
+}
