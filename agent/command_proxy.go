@@ -79,7 +79,8 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "the Envoy to run (default ENVOY_PATH, the project's cache, PATH)")
 	o.log.addTo(f)
 	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a whole bootstrap, in JSON or YAML")
-	inert(f, "stsPort", "tokenManagerPlugin", "profiling")
+	f.BoolVar(&o.flags.Profiling, "profiling", true, "offer profiles of the agent on the status port, to loopback")
+	inert(f, "stsPort", "tokenManagerPlugin")
 }
 
 // inert accepts flags of Istio's agent that mean nothing here.

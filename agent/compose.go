@@ -80,6 +80,7 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		Started:      a.Started,
 		Drain:        a.drainOnStatusPort,
 		Quit:         a.orders.quit.give,
+		NoProfiles:   !a.Config.Profiling,
 		Certificates: func() any { return certificates.Certificates() },
 		XDS:          func() any { return relay.Status() },
 		Config:       func() any { return a.Config.Settings },

@@ -32,6 +32,8 @@ type Config struct {
 	Bind netip.Addr
 	// Metrics are joined to the agent's own at /metrics.
 	Metrics MetricsConfig
+	// Profiling offers profiles of the agent on the status port, to loopback.
+	Profiling bool
 
 	// Settings tells each value and where it came from, in the order of resolution.
 	Settings []Setting

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -147,10 +148,19 @@ func (e *environment) prefixed(prefix string) map[string]string {
 	return found
 }
 
+// headerName is what a gRPC header may be called.
+var headerName = regexp.MustCompile(`^[0-9A-Za-z_.-]+$`)
+
 // headers are the variables that begin with the prefix, as headers; their names are noted, their values may be secret.
 func (e *environment) headers(prefix string) map[string]string {
 	found := e.prefixed(prefix)
 	for _, name := range sortedKeys(found) {
+		if !headerName.MatchString(name) || strings.HasPrefix(strings.ToLower(name), "grpc-") || strings.HasSuffix(strings.ToLower(name), "-bin") {
+			e.refuse(prefix+name, notShown, "what follows "+prefix+" is the name of a header of text, and none of gRPC's own")
+		}
+		if strings.ContainsFunc(found[name], func(r rune) bool { return r < ' ' || r > '~' }) {
+			e.refuse(prefix+name, notShown, "a header's value is of printable ASCII letters")
+		}
 		e.note("header "+name, notShown, "environment "+prefix+name)
 	}
 	return found

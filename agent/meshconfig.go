@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
 	"time"
 
@@ -48,10 +47,13 @@ func newLayers() *layers {
 	return l
 }
 
+// mostConfiguration is how large a file of settings may be.
+const mostConfiguration = 4 << 20
+
 // readMeshFile reads Istio's MeshConfig; a file that is not there says nothing.
 func readMeshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
 	mesh := &meshv1.MeshConfig{}
-	b, err := os.ReadFile(file)
+	b, err := readAtMost(file, mostConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {
 		return mesh, nil, nil
 	}

@@ -4,14 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strconv"
 	"strings"
 )
 
 // readPodInfo reads labels or annotations as Kubernetes' downward API writes them. A file that is not there is no pod's.
 func readPodInfo(file string) (map[string]string, error) {
-	b, err := os.ReadFile(file)
+	b, err := readAtMost(file, mostConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -45,6 +45,7 @@ type Flags struct {
 	Concurrency       int
 	EnvoyPath         string
 	Restart           bool
+	Profiling         bool
 	Given             map[string]bool
 }
 
@@ -141,9 +142,17 @@ func (r *resolver) pod() (err error) {
 	return err
 }
 
+// statsAnnotation begins those that change the bootstrap's statistics, which the bootstrap reads itself.
+const statsAnnotation = "sidecar.istio.io/stats"
+
 // annotations that change the proxy's configuration; the two of their own win over the one for all.
 func (r *resolver) annotations() error {
 	a := r.config.Identity.Annotations
+	for _, name := range sortedKeys(a) {
+		if strings.HasPrefix(name, statsAnnotation) || name == "sidecar.istio.io/extraStatTags" {
+			r.env.note(strings.TrimPrefix(name, "sidecar.istio.io/"), a[name], "annotation "+name)
+		}
+	}
 	if err := r.layers.addYAML(a["proxy.istio.io/config"], sourceAnnotation); err != nil {
 		return err
 	}

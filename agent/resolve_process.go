@@ -25,21 +25,25 @@ func (r *resolver) envoy() {
 	e.PrometheusPort = r.env.port("envoy.prometheusPort", "ENVOY_PROMETHEUS_PORT", bootstrap.DefaultPrometheusPort)
 	e.DualStack = r.env.boolean("envoy.dualStack", "ISTIO_DUAL_STACK", false)
 	e.Restart = f.Restart
-	r.env.note("envoy.restart", e.Restart, map[bool]string{true: "flag --restart", false: sourceDefault}[f.Given["restart"]])
+	r.env.note("envoy.restart", e.Restart, r.origin("restart"))
 	r.concurrency()
 	r.ports()
 }
 
 // flag notes a flag's value, unless it says nothing.
 func (r *resolver) flag(name, flag, value string) string {
-	source := sourceDefault
-	if r.in.Flags.Given[flag] {
-		source = "flag --" + flag
-	}
 	if value != "" {
-		r.env.note(name, value, source)
+		r.env.note(name, value, r.origin(flag))
 	}
 	return value
+}
+
+// origin is the flag when it was given, and the default otherwise.
+func (r *resolver) origin(flag string) string {
+	if r.in.Flags.Given[flag] {
+		return "flag --" + flag
+	}
+	return sourceDefault
 }
 
 // ports refuses what could never be bound, and two uses of one port.
@@ -65,6 +69,8 @@ func (r *resolver) ports() {
 
 func (r *resolver) others() {
 	r.config.Bind = r.env.address("bindAddress", "PROXY_BIND_ADDRESS")
+	r.config.Profiling = r.in.Flags.Profiling || !r.in.Flags.Given["profiling"]
+	r.env.note("profiling", r.config.Profiling, r.origin("profiling"))
 	p := r.config.Proxy
 	for name, set := range map[string]bool{
 		"privateKeyProvider": p.GetPrivateKeyProvider() != nil,

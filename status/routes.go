@@ -38,7 +38,9 @@ func (s *Server) handler() http.Handler {
 	profiles.HandleFunc("/debug/pprof/trace", pprof.Trace)
 
 	top := http.NewServeMux()
-	top.Handle("/debug/pprof/", onlyLoopback(profiles))
+	if !s.NoProfiles {
+		top.Handle("/debug/pprof/", onlyLoopback(profiles))
+	}
 	top.Handle("/app-health/", s.app) // whose time is the probe's own
 	top.Handle("/app-lifecycle/", s.app)
 	top.Handle("/", bounded(mux))
