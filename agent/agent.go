@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
 // istioVersion is the release of Istio whose agent this one behaves like; control planes decide by it what a proxy
@@ -44,6 +45,7 @@ type Agent struct {
 	envoy   *envoyPart
 	control *control // takes the orders that are not offered on TCP
 	levels  *logControl
+	relay   *xdsproxy.Relay
 
 	orders orders
 }
@@ -86,6 +88,7 @@ func (a *Agent) makeParts() ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.relay = relay
 	parts := []part{
 		{name: "certificates", run: certificates.Run, health: certificates.Health, restart: true},
 		{name: "xds", run: relay.Run, health: relay.Health, restart: true},

@@ -15,7 +15,7 @@ import (
 // the caller to print; ExitCode says what to exit with.
 func Commands() []*cobra.Command {
 	all := []*cobra.Command{
-		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(),
+		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
 		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
 	}
 	for _, c := range all {

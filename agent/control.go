@@ -177,6 +177,8 @@ func (c *controlClient) call(ctx context.Context, method, path string, in, out a
 		return fmt.Errorf("reading the agent's answer: %w", err)
 	case response.StatusCode == http.StatusNotFound:
 		return fmt.Errorf("the agent at %s does not know %s %s: it is of another version", c.socket, method, path)
+	case response.StatusCode >= http.StatusInternalServerError:
+		return errors.New(strings.TrimSpace(string(text)))
 	case response.StatusCode != http.StatusOK:
 		return fmt.Errorf("the agent refuses: %s", strings.TrimSpace(string(text)))
 	case out == nil:

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -53,6 +54,8 @@ type controlPlane struct {
 	rootPEM  []byte
 	tls      tls.Certificate
 	listener *listenerv3.Listener // what proxies get
+	more     []*listenerv3.Listener
+	clusters []*clusterv3.Cluster
 	node     atomic.Pointer[corev3.Node]
 	health   chan string // what proxies report of their applications
 }
@@ -191,6 +194,14 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 		response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: r.GetTypeUrl(), SystemVersionInfo: "1"}
 		if r.GetTypeUrl() == listenerType {
 			response.Resources = []*discoveryv3.Resource{{Name: "test", Version: "1", Resource: mustAny(c.listener)}}
+			for _, l := range c.more {
+				response.Resources = append(response.Resources, &discoveryv3.Resource{Name: l.GetName(), Version: "1", Resource: mustAny(l)})
+			}
+		}
+		if r.GetTypeUrl() == clusterType {
+			for _, l := range c.clusters {
+				response.Resources = append(response.Resources, &discoveryv3.Resource{Name: l.GetName(), Version: "1", Resource: mustAny(l)})
+			}
 		}
 		if err := s.Send(response); err != nil {
 			return err

@@ -43,12 +43,17 @@ type envoyPart struct {
 	lastEnd  *EndStatus
 	verdict  error         // of the end that was asked for
 	replaced chan struct{} // has room for one: another instance became the current one
+
+	upgrades upgrades
 }
 
 func newEnvoyPart(a *Agent) (*envoyPart, error) {
 	e := &envoyPart{Agent: a, why: "Envoy has not been started yet", since: a.Started, own: ownStats(a.Config), replaced: make(chan struct{}, 1)}
 	var err error
 	if e.counts, err = newEnvoyMetrics(a.metrics); err != nil {
+		return nil, err
+	}
+	if err := e.offerUpgrades(); err != nil {
 		return nil, err
 	}
 	e.progress, err = newProgress(a.metrics, a.orders.drain.given)
@@ -63,6 +68,8 @@ func (e *envoyPart) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	e.sweepLineages()
+	defer e.upgrades.begin(ctx)()
 	e.Logger.Info("starting Envoy", "path", binary.Path, "version", binary.Version, "found", binary.Source)
 	allowed := envoyBudget()
 	for {
@@ -76,11 +83,16 @@ func (e *envoyPart) run(ctx context.Context) error {
 			return nil
 		}
 		wait, again := allowed.fail(time.Now())
-		if !e.Config.Envoy.Restart || !again {
+		before := ended.fallback.Load()
+		if (before == nil && !e.Config.Envoy.Restart) || !again {
 			e.ended(exit)
 			return &EnvoyEndedError{Exit: exit, Restarts: e.restartCount()}
 		}
 		binary = ended.binary // which may be another than the first
+		if before != nil {
+			binary = *before
+			e.Logger.Error("the new Envoy ended while the old one drained: going back", "version", binary.Version)
+		}
 		e.restarting(exit, wait)
 		if !sleep(ctx, wait) {
 			return nil
@@ -131,13 +143,14 @@ func (e *envoyPart) find(ctx context.Context) (envoy.Binary, error) {
 
 // once starts an Envoy and follows the current one to its end, which may be another by then.
 func (e *envoyPart) once(ctx context.Context, binary envoy.Binary) (*instance, error) {
-	i, err := e.start(launch{binary: binary, admin: e.bootstrap.AdminAddress(), args: e.arguments(binary)})
+	i, err := e.startFirst(binary)
 	if err != nil {
 		return nil, err
 	}
 	e.set(i, "")
 	i = e.follow(ctx)
 	e.set(nil, fmt.Sprintf("Envoy ended: %s", i.end()))
+	i.leave(e.Logger)
 	return i, nil
 }
 
@@ -154,7 +167,9 @@ func (e *envoyPart) follow(ctx context.Context) *instance {
 		case <-e.replaced:
 		case <-ctx.Done():
 			e.stop(i)
-			return i
+			if i == e.instance() {
+				return i
+			}
 		}
 	}
 }
@@ -200,8 +215,8 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 	}
 }
 
-func (e *envoyPart) arguments(binary envoy.Binary) []string {
-	o := e.options(binary)
+// arguments are those of an Envoy that begins a lineage, or has none.
+func (e *envoyPart) arguments(o envoy.Options, binary envoy.Binary) []string {
 	for _, flag := range o.LeftOut() {
 		e.Logger.Warn("this Envoy does not know a flag that was asked for, which is left out", "flag", flag, "version", binary.Version)
 	}

@@ -2,9 +2,12 @@ package agent
 
 import (
 	"context"
+	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
@@ -33,6 +36,15 @@ type instance struct {
 	ready   *envoy.Readiness
 	changed func(i *instance, from, to State)
 
+	bootstrap bootstrap.Config
+	// With hot restart there is a lineage, in which it has its generation.
+	lineage    *lineage
+	generation int
+	// owns is set once it has the admin address, adminGone when another Envoy has taken that: then it cannot be asked.
+	owns, adminGone atomic.Bool
+	// fallback is the binary to go back to when this one ends before the one that it took over from.
+	fallback atomic.Pointer[envoy.Binary]
+
 	mu    sync.Mutex
 	state State
 	since time.Time
@@ -41,9 +53,11 @@ type instance struct {
 // launch says what an instance is started with.
 type launch struct {
 	binary envoy.Binary
-	epoch  int
-	admin  string // the address of its admin interface
 	args   []string
+
+	bootstrap  bootstrap.Config
+	lineage    *lineage
+	generation int
 }
 
 // start starts an Envoy. It is not the current one yet.
@@ -52,11 +66,13 @@ func (e *envoyPart) start(l launch) (*instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	admin := envoy.NewAdmin(l.admin)
+	admin := envoy.NewAdmin(l.bootstrap.AdminAddress())
 	i := &instance{
-		binary: l.binary, epoch: l.epoch, process: process, admin: admin, changed: e.noteState,
-		ready: envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
+		binary: l.binary, epoch: e.upgrades.number(), process: process, admin: admin, changed: e.noteState,
+		ready:     envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
+		bootstrap: l.bootstrap, lineage: l.lineage, generation: l.generation,
 	}
+	i.lineage.join()
 	i.enter(Starting)
 	return i, nil
 }
@@ -84,6 +100,10 @@ func (i *instance) status() (State, time.Time) {
 
 // check asks the instance whether it takes traffic.
 func (i *instance) check(ctx context.Context) (ok bool, reason string) {
+	if i.adminGone.Load() { // what it last said of itself has to do
+		state, _ := i.status()
+		return state == Running, "Envoy has given its admin interface to the one that is to take over"
+	}
 	ok, reason = i.ready.Check(ctx)
 	if ok {
 		i.enter(Running)
@@ -97,4 +117,12 @@ func (i *instance) end() envoy.Exit {
 	i.enter(Ended)
 	i.admin.Close()
 	return exit
+}
+
+// leave waits for the end of the process, and removes what nobody uses any more.
+func (i *instance) leave(logger *slog.Logger) {
+	i.end()
+	if err := i.lineage.leave(); err != nil {
+		logger.Warn("what Envoy left behind stays", "error", err)
+	}
 }
