@@ -79,6 +79,7 @@ func (n *ending) leave(deadline context.Context) string {
 	}
 	if err := n.tellClients(ctx, n.i, false); err != nil {
 		n.Logger.Warn("Envoy was not told to drain", "error", err)
+		n.i.enter(Draining) // of its own accord its clients may go nevertheless
 	}
 	return n.wait(ctx)
 }
@@ -146,10 +147,13 @@ func (e *envoyPart) tellClients(ctx context.Context, i *instance, stayOpen bool)
 	if state, _ := i.status(); state == Draining {
 		return nil
 	}
-	i.enter(Draining)
 	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
 	defer cancel()
-	return i.admin.DrainListeners(ctx, envoy.Drain{InboundOnly: e.inboundOnly(), Graceful: true, SkipExit: stayOpen})
+	err := i.admin.DrainListeners(ctx, envoy.Drain{InboundOnly: e.inboundOnly(), Graceful: true, SkipExit: stayOpen})
+	if err == nil {
+		i.enter(Draining)
+	}
+	return err
 }
 
 // closeListeners has new connections refused. What was accepted goes on.

@@ -1,0 +1,394 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	faultcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/fault/v3"
+	faultv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/fault/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// newSlowSetup has a proxy whose listener is plain HTTP, and answers as late as a request asks it to.
+func newSlowSetup(t *testing.T, address string, env ...string) *setup {
+	t.Helper()
+	s := newSetup(t, address)
+	chain := s.cp.listener.FilterChains[0]
+	chain.TransportSocket = nil
+	hcm := &hcmv3.HttpConnectionManager{}
+	if err := chain.Filters[0].GetTypedConfig().UnmarshalTo(hcm); err != nil {
+		t.Fatal(err)
+	}
+	fault := &faultv3.HTTPFault{Delay: &faultcommonv3.FaultDelay{
+		FaultDelaySecifier: &faultcommonv3.FaultDelay_HeaderDelay_{HeaderDelay: &faultcommonv3.FaultDelay_HeaderDelay{}},
+		Percentage:         &typev3.FractionalPercent{Numerator: 100},
+	}}
+	hcm.HttpFilters = append([]*hcmv3.HttpFilter{{Name: "fault", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: mustAny(fault)}}}, hcm.HttpFilters...)
+	chain.Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: mustAny(hcm)}
+	s.env = append(s.env, env...)
+	s.cp.start(t)
+	return s
+}
+
+func (s *setup) drainFor(d string) string {
+	return fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, terminationDrainDuration: %s}`, s.cp.address, d)
+}
+
+// reply is what came of a request through the proxy.
+type reply struct {
+	code  int
+	close bool // the proxy asked to close the connection
+	err   error
+	took  time.Duration
+}
+
+// get sends a request on a connection of its own, to be answered late.
+func (s *setup) get(late time.Duration) reply {
+	began := time.Now()
+	r, err := http.NewRequest("GET", "http://"+s.address+":8443/", nil)
+	if err != nil {
+		return reply{err: err}
+	}
+	r.Header.Set("x-envoy-fault-delay-request", fmt.Sprint(late.Milliseconds()))
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	answer, err := (&http.Client{Transport: transport, Timeout: patience}).Do(r)
+	if err != nil {
+		return reply{err: err, took: time.Since(began)}
+	}
+	_ = answer.Body.Close()
+	return reply{code: answer.StatusCode, close: answer.Close, took: time.Since(began)}
+}
+
+// getLate sends a request and returns when the proxy has it.
+func (r *running) getLate(late time.Duration) <-chan reply {
+	r.t.Helper()
+	replies := make(chan reply, 1)
+	go func() { replies <- r.get(late) }()
+	r.eventually("the request is under way", func() error {
+		_, body, err := r.http("GET", "15000/stats?filter=http.test.downstream_rq_active")
+		if err == nil && !strings.Contains(body, ": 1") {
+			err = errors.New(body)
+		}
+		return err
+	})
+	return replies
+}
+
+func (r *running) envoyStatus() (EnvoyStatus, error) {
+	var s EnvoyStatus
+	_, body, err := r.http("GET", "15020/debug/envoyz")
+	if err == nil {
+		err = json.Unmarshal([]byte(body), &s)
+	}
+	return s, err
+}
+
+func (r *running) waitState(want State) EnvoyStatus {
+	r.t.Helper()
+	var s EnvoyStatus
+	r.eventually("the state "+string(want), func() (err error) {
+		if s, err = r.envoyStatus(); err == nil && s.State != want {
+			err = fmt.Errorf("%+v", s)
+		}
+		return err
+	})
+	return s
+}
+
+func (r *running) endsWith(code int, says ...string) {
+	r.t.Helper()
+	if got := r.exit(); got != code {
+		r.t.Errorf("exit code %d, want %d", got, code)
+	}
+	for _, what := range says {
+		if !strings.Contains(r.out.String(), what) {
+			r.t.Errorf("the output does not say %q", what)
+		}
+	}
+}
+
+func TestRequestUnderWayIsFinishedAlthoughItTakesLongerThanTheDrain(t *testing.T) {
+	t.Parallel()
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			s := newSlowSetup(t, fmt.Sprintf("127.102.1.%d", n+1))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("0.5s"))
+			r := s.start(t)
+			r.waitReady()
+			late := r.getLate(3 * time.Second)
+			r.signal(syscall.SIGTERM)
+			if state := r.waitState(Draining); !state.Draining || state.PID != r.envoy() || state.Version != version {
+				t.Errorf("status: %+v", state)
+			}
+			if again := r.get(0); again.err != nil || again.code != 200 || !again.close {
+				t.Errorf("a new request while it drains: %+v, want it answered, and the client asked to go", again)
+			}
+			r.eventually("the drain's progress is told", func() error {
+				_, body, err := r.http("GET", "15020/metrics")
+				for _, want := range []string{"istio_agent_draining 1", "istio_agent_drain_requests 1", `istio_agent_envoy_processes{state="draining"} 1`} {
+					if err == nil && !strings.Contains(body, want) {
+						err = fmt.Errorf("no %s", want)
+					}
+				}
+				return err
+			})
+			if got := <-late; got.err != nil || got.code != 200 {
+				t.Errorf("the request that was under way: %+v", got)
+			}
+			r.endsWith(0, "no request and no connection is left")
+			r.nothingLeft()
+		})
+	}
+}
+
+func TestIdleProxyEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			s := newSlowSetup(t, fmt.Sprintf("127.102.2.%d", n+1))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("600s"))
+			r := s.start(t)
+			r.waitReady()
+			if got := r.get(0); got.code != 200 {
+				t.Fatalf("a request: %+v", got)
+			}
+			began := time.Now()
+			r.signal(syscall.SIGTERM)
+			r.endsWith(0, "no request and no connection is left")
+			t.Logf("the end took %v", time.Since(began).Round(time.Millisecond))
+		})
+	}
+}
+
+func TestConnectionWithoutARequestHasItsTimeAndNoMore(t *testing.T) {
+	t.Parallel()
+	s := newSlowSetup(t, "127.102.3.1")
+	s.env = append(s.env, s.drainFor("0.7s"))
+	r := s.start(t)
+	r.waitReady()
+	c, err := net.Dial("tcp", s.address+":8443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	r.eventually("the connection is there", func() error {
+		_, body, err := r.http("GET", "15000/stats?filter=http.test.downstream_cx_active")
+		if err == nil && !strings.Contains(body, ": 1") {
+			err = errors.New(body)
+		}
+		return err
+	})
+	began := time.Now()
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0, "no request is left, and its 1 connections had their time")
+	if took := time.Since(began); took < 700*time.Millisecond {
+		t.Errorf("the connection had %v, want 700ms", took)
+	}
+}
+
+func TestDeadlineCutsWhatIsLeftAndSaysSo(t *testing.T) {
+	t.Parallel()
+	s := newSlowSetup(t, "127.102.4.1", "TERMINATION_GRACE_PERIOD=2")
+	s.env = append(s.env, s.drainFor("0.5s"))
+	r := s.start(t)
+	r.waitReady()
+	late := r.getLate(10 * time.Second)
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0, "the time that there is to end is over; 1 requests and 1 connections are cut")
+	if got := <-late; got.err == nil && got.code == 200 {
+		t.Errorf("a request that outlives the deadline: %+v", got)
+	}
+}
+
+func TestProxyServesOnDuringThePreDelay(t *testing.T) {
+	t.Parallel()
+	s := newSlowSetup(t, "127.102.5.1", "PRE_DRAIN_DELAY=1500ms")
+	r := s.start(t)
+	r.waitReady()
+	r.signal(syscall.SIGTERM)
+	r.eventually("it is not ready any more", func() error {
+		ready, _, err := r.reasons()
+		if err == nil && ready {
+			err = errors.New("still ready")
+		}
+		return err
+	})
+	before := r.get(0)
+	state, err := r.envoyStatus()
+	if err != nil || before.err != nil || before.close && state.State == Running {
+		t.Errorf("in state %s (%v) a request gets %+v, want it answered, and the client not asked to go yet", state.State, err, before)
+	}
+	r.endsWith(0, "no request and no connection is left")
+}
+
+func TestSIGUSR2DrainsAndStays(t *testing.T) {
+	t.Parallel()
+	s := newSlowSetup(t, "127.102.6.1")
+	s.env = append(s.env, s.drainFor("0.5s"))
+	r := s.start(t)
+	r.waitReady()
+	r.signal(syscall.SIGUSR2)
+	r.waitState(Draining)
+	r.signal(syscall.SIGUSR2)
+	if ready, reasons, err := r.reasons(); err != nil || ready {
+		t.Errorf("ready although it drains: %v, %v", reasons, err)
+	}
+	late := r.getLate(2 * time.Second)
+	r.signal(syscall.SIGTERM)
+	if got := <-late; got.code != 200 || !got.close {
+		t.Errorf("a request of before the end: %+v", got)
+	}
+	r.endsWith(0)
+	r.nothingLeft()
+}
+
+func TestOrderToEndAfterPOSTDrainIsCarriedOutAtOnce(t *testing.T) {
+	t.Parallel()
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			s := newSlowSetup(t, fmt.Sprintf("127.102.7.%d", n+1))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("600s"), "MINIMUM_DRAIN_DURATION=600s")
+			r := s.start(t)
+			r.waitReady()
+			if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
+				t.Fatalf("POST /drain: %d %s %v", code, body, err)
+			}
+			r.waitState(Draining)
+			if ready, reasons, err := r.reasons(); err != nil || ready {
+				t.Errorf("ready although it drains: %v, %v", reasons, err)
+			}
+			if got := r.get(0); got.code != 200 || !got.close {
+				t.Errorf("a request while it drains: %+v", got)
+			}
+			late := r.getLate(10 * time.Second)
+			r.signal(syscall.SIGTERM)
+			r.endsWith(0, "it was told before to drain")
+			if got := <-late; got.err == nil && got.code == 200 {
+				t.Errorf("the request was waited for: %+v", got)
+			}
+		})
+	}
+}
+
+func TestProxyThatHasServedNobodyIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.102.8.1") // and no control plane
+	s.env = append(s.env, "PRE_DRAIN_DELAY=60s", "MINIMUM_DRAIN_DURATION=60s")
+	r := s.start(t)
+	r.envoy()
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0, "it has not served anybody yet")
+	r.nothingLeft()
+}
+
+func TestFrozenEnvoyIsKilledAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	s := newSlowSetup(t, "127.102.9.1", "TERMINATION_GRACE_PERIOD=4")
+	s.env = append(s.env, s.drainFor("0.5s"))
+	r := s.start(t)
+	r.waitReady()
+	if err := syscall.Kill(r.envoy(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	r.signal(syscall.SIGTERM)
+	if code, _, err := r.http("GET", "15020/healthz/ready"); err != nil || code != 503 {
+		t.Errorf("readiness while the end hangs: %d %v", code, err)
+	}
+	r.endsWith(137, "stopped with SIGKILL")
+	t.Logf("the end took %v", time.Since(began).Round(time.Millisecond))
+	r.nothingLeft()
+}
+
+// hangs makes an Envoy whose admin interface takes connections and never answers.
+func (s *setup) hangs(t *testing.T) string {
+	t.Helper()
+	script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }\n"+
+		"exec python3 -c 'import socket,signal,sys\nsignal.signal(signal.SIGTERM,lambda *a:sys.exit(0))\ns=socket.socket()\ns.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1)\ns.bind((\"%s\",15000))\ns.listen(99)\nprint(\"listening\",flush=True)\nsignal.pause()'\n", s.address)
+	return s.program(t, "envoy", script)
+}
+
+func TestHangingAdminInterfaceDoesNotHoldUpTheEnd(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.102.10.1")
+	s.env = append(s.env, "ENVOY_PATH="+s.hangs(t), "TERMINATION_GRACE_PERIOD=8", s.drainFor("0.5s"))
+	r := s.start(t)
+	r.eventually("the admin interface takes connections", func() error {
+		if !strings.Contains(r.out.String(), "listening") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	began := time.Now()
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0)
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("the end took %v, and the deadline is after 7.2s", took)
+	}
+}
+
+func TestDrainIsEnoughWhenNothingIsLeftToWaitFor(t *testing.T) {
+	const s = time.Second
+	plain, idle := ShutdownConfig{Linger: 5 * s}, ShutdownConfig{Linger: 5 * s, WhenIdle: true, Minimum: 5 * s}
+	broken := count{err: errors.New("broken"), failures: countFailures}
+	for _, c := range []struct {
+		name   string
+		plan   ShutdownConfig
+		count  count
+		ran    time.Duration
+		enough bool
+	}{
+		{"nothing", plain, count{}, 0, true},
+		{"a request", plain, count{load: load{requests: 1, connections: 1}}, 20 * s, false},
+		{"a connection that has its time", plain, count{load: load{connections: 1}}, 4 * s, false},
+		{"a connection that had its time", plain, count{load: load{connections: 1}}, 5 * s, true},
+		{"nothing, before the minimum", idle, count{}, 4 * s, false},
+		{"nothing, after the minimum", idle, count{}, 5 * s, true},
+		{"a connection, to the last one", idle, count{load: load{connections: 1}}, 20 * s, false},
+		{"one count that failed", plain, count{err: broken.err, failures: 1}, 20 * s, false},
+		{"no count, while connections have their time", plain, broken, 4 * s, false},
+		{"no count", plain, broken, 5 * s, true},
+	} {
+		if why, ok := c.plan.enough(c.count, c.ran); ok != c.enough {
+			t.Errorf("%s: %v (%s), want %v", c.name, ok, why, c.enough)
+		}
+	}
+}
+
+func TestOwnListenersDoNotHoldUpTheEnd(t *testing.T) {
+	inDir(t, nil)
+	got, err := countLoad(map[string]uint64{
+		"listener.admin.downstream_cx_active":                            1,
+		"listener.0.0.0.0_15021.downstream_cx_active":                    1,
+		"listener.[__]_15021.downstream_cx_active":                       1,
+		"listener.127.0.0.1_15090.downstream_cx_active":                  1,
+		"listener.envoy_internal_connect_originate.downstream_cx_active": 1,
+		"listener.0.0.0.0_8080.worker_0.downstream_cx_active":            1,
+		"http.admin.downstream_rq_active":                                1,
+		"http.agent.downstream_rq_active":                                1,
+		"http.stats.downstream_rq_active":                                1,
+		"listener.0.0.0.0_8080.downstream_cx_active":                     20,
+		"listener.[__]_15006.downstream_cx_active":                       3,
+		"http.inbound_0.0.0.0_8080;.downstream_rq_active":                2,
+	}, ownStats(resolve(t, env())))
+	if want := (load{connections: 23, requests: 2}); err != nil || got != want {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	if _, err := countLoad(map[string]uint64{"http.x.downstream_rq_active": 0}, ownStats(resolve(t, env()))); err == nil {
+		t.Error("statistics without listeners count as an idle proxy")
+	}
+}
