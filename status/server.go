@@ -63,6 +63,7 @@ type Server struct {
 	listener net.Listener
 	http     *http.Server
 	metrics  *metrics
+	silent   silent
 	scraper  *http.Client
 	scrapes  chan struct{} // has room for as many as are answered at a time
 	app      *appProbes
@@ -85,6 +86,7 @@ func New(c Config) (*Server, error) {
 	s := &Server{Config: c, listener: listener, metrics: m, scraper: newScraper(), scrapes: make(chan struct{}, mostScrapes)}
 	s.app = newAppProbes(c.AppProbes, listener.Addr(), c.Logger)
 	s.http = &http.Server{
+		ConnState:         s.silent.note,
 		Handler:           s.handler(),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       90 * time.Second,
@@ -108,6 +110,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("agent status server on %s: %w", s.Addr(), err)
 	case <-ctx.Done():
 	}
+	s.silent.close()
 	grace, cancel := context.WithTimeout(context.Background(), stopGrace)
 	defer cancel()
 	if err := s.http.Shutdown(grace); err != nil {
