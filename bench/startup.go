@@ -136,8 +136,8 @@ type runningAgent struct {
 	took time.Duration // from start to ready
 }
 
-// launchAgent starts the agent and waits until it is ready; the caller ends it.
-func (b *bench) launchAgent(ctx context.Context) (*runningAgent, error) {
+// launchAgent starts the agent, with more in its environment, and waits until it is ready; the caller ends it.
+func (b *bench) launchAgent(ctx context.Context, more ...string) (*runningAgent, error) {
 	dir, err := b.workDir("agent")
 	if err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func (b *bench) launchAgent(ctx context.Context) (*runningAgent, error) {
 	defer log.Close()
 	began := time.Now()
 	cmd := exec.Command(filepath.Join(b.bin, "pilotfish-agent"), "proxy", "sidecar")
-	cmd.Dir, cmd.Env = dir, b.agentEnv()
+	cmd.Dir, cmd.Env = dir, append(b.agentEnv(), more...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -245,12 +245,12 @@ func serveSockets(ctx context.Context, dir string) (wait func(), err error) {
 	return wait, nil
 }
 
-// awaitOK polls a URL until it answers 200, and gives the time of that answer.
+// awaitOK polls a URL until it answers 200, for a minute (an Envoy with thousands of statistics takes its time), and gives the time of that answer.
 func awaitOK(ctx context.Context, url string) (time.Time, error) {
 	client := http.Client{Timeout: time.Second}
 	defer client.CloseIdleConnections()
 	last := ""
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(pollInterval) {
 		response, err := client.Get(url)
 		if err != nil {
 			last = err.Error()

@@ -1,0 +1,36 @@
+package exposition
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+)
+
+// statistics are as Envoy writes them: one label or two, whole numbers.
+func statistics() string {
+	var b strings.Builder
+	for f := range 100 {
+		fmt.Fprintf(&b, "# TYPE envoy_cluster_statistic_%d counter\n", f)
+		for s := range 330 {
+			fmt.Fprintf(&b, "envoy_cluster_statistic_%d{cluster_name=\"outbound|8080||other-%d.default.svc.cluster.local\",response_code=\"200\"} %d\n", f, s, f*s)
+		}
+	}
+	return b.String()
+}
+
+func BenchmarkMerge(b *testing.B) {
+	text := statistics()
+	for _, format := range []Format{Text, OpenMetrics} {
+		b.Run(format.String(), func(b *testing.B) {
+			b.SetBytes(int64(len(text)))
+			b.ReportAllocs()
+			for b.Loop() {
+				m := NewMerger(io.Discard, format)
+				if _, err := m.Copy(strings.NewReader(text), Source{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
