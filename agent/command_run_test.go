@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -211,56 +208,5 @@ func TestFirstProcessOfAContainerTakesInOrphans(t *testing.T) {
 	}
 	if out := r.out.String(); !strings.Contains(out, "before: 1\n") || !strings.Contains(out, "after: 0\n") {
 		t.Error("the orphan was not taken in")
-	}
-}
-
-func TestDeadChildrenAreToldFromTheRest(t *testing.T) {
-	proc := t.TempDir()
-	for pid, stat := range map[int]string{
-		10: "10 (dead) Z 1 10 10 0",
-		11: "11 (alive) S 1 11 11 0",
-		12: "12 (another's) Z 7 12 12 0",
-		13: "13 (odd) Z 7 13 13) S 1 13 13 0", // the name is "odd) Z 7 13 13"
-		14: "14 (a b) c) Z 1 14 14 0",
-		15: "",
-	} {
-		dir := filepath.Join(proc, strconv.Itoa(pid))
-		if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "stat"), []byte(stat), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got := fmt.Sprint(deadChildren(proc, 1)); got != "[10 14]" {
-		t.Errorf("dead children %s, want [10 14]", got)
-	}
-}
-
-var intLine = regexp.MustCompile(`got INT`)
-
-// Ctrl-C goes to all of the terminal's foreground: the application must not get it a second time from the agent.
-func TestKeysOfATerminalReachTheApplicationOnce(t *testing.T) {
-	t.Parallel()
-	s := newRun(t, "127.107.21.1", `
-		trap 'echo got INT' INT; trap 'exit 4' TERM
-		test -t 0 && echo "on a terminal"; read line; echo "read $line"; while :; do sleep 0.05; done`)
-	s.cp.start(t)
-	r, keys := s.startOnTerminal(t)
-	r.says("on a terminal")
-	if _, err := keys.WriteString("words\n"); err != nil {
-		t.Fatal(err)
-	}
-	r.says("read words")
-	if _, err := keys.WriteString("\x03"); err != nil {
-		t.Fatal(err)
-	}
-	r.says("got INT")
-	if ready, reasons, err := r.reasons(); err != nil || !ready {
-		t.Errorf("after Ctrl-C the proxy is not ready any more: %v %v", reasons, err)
-	}
-	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 4 {
-		t.Errorf("exit code %d, want 4", code)
-	}
-	if n := len(intLine.FindAllString(r.out.String(), -1)); n != 1 {
-		t.Errorf("the application got %d interrupts of one key", n)
 	}
 }

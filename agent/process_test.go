@@ -147,6 +147,13 @@ func (r *running) run(t *testing.T) {
 	})
 }
 
+// command is how the agent is started: by itself, or within another program.
+func (s *setup) command() *exec.Cmd {
+	line := append(append([]string{}, s.within...), os.Args[0])
+	line = append(line, s.args...)
+	return exec.Command(line[0], line[1:]...)
+}
+
 // exit waits for the agent's end and gives its code.
 func (r *running) exit() int {
 	r.t.Helper()
