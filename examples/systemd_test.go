@@ -47,6 +47,10 @@ func TestUnitStartsTheAgentAsItIsAndRestartsItAsItShould(t *testing.T) {
 			t.Errorf("%s=%q, want %q", name, got, want)
 		}
 	}
+	// A Go program that crashes, or that the watchdog ends, would have code 2 otherwise, and stay down.
+	if !slices.Contains(u["Environment"], "GOTRACEBACK=crash") || !slices.Equal(u["LimitCORE"], []string{"0"}) {
+		t.Errorf("a crash looks like wrong configuration, or writes keys into a core: Environment=%q LimitCORE=%q", u["Environment"], u["LimitCORE"])
+	}
 	words := strings.Fields(strings.Join(u["ExecStart"], " "))
 	if len(words) < 3 || words[0] != "/usr/local/bin/pilotfish-agent" {
 		t.Fatalf("ExecStart=%q", words)
