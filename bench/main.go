@@ -37,7 +37,7 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,scrape,path", "what to measure: startup, rest, end, scrape, path")
+	only := flag.String("only", "startup,rest,end,probe,scrape,path", "what to measure: startup, rest, end, probe, scrape, path")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
 	flag.StringVar(&b.bin, "bin", "bin", "directory of the project's binaries")
 	flag.IntVar(&b.rounds, "rounds", 7, "how often each side is measured")
@@ -65,7 +65,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"scrape", b.scrape}, {"path", b.path}} {
+	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"path", b.path}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}

@@ -84,7 +84,7 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	control, limit := http.NewResponseController(w), p.limit()
 	_, _ = control.SetReadDeadline(time.Now().Add(limit+probeMargin)), control.SetWriteDeadline(time.Now().Add(limit+2*probeMargin))
-	ctx, cancel := context.WithTimeoutCause(r.Context(), limit, fmt.Errorf("no answer within %s", limit))
+	ctx, cancel := context.WithTimeoutCause(r.Context(), limit, probe.TooLate(limit))
 	defer cancel()
 	answer, err := p.inTurn(ctx, func() (probe.Answer, error) { return a.ask(ctx, p.spec, r) })
 	p.tell(ctx, err)

@@ -73,11 +73,11 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 		{"endless header", func(conn net.Conn) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nX: ")
 			forever(conn, chunk, &written)
-		}, 0, 0, "server response headers exceeded"},
+		}, 0, 0, "header is longer"},
 		{"endless headers", func(conn net.Conn) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\n")
 			forever(conn, bytes.Repeat([]byte("X: y\r\n"), 1000), &written)
-		}, 0, 0, "server response headers exceeded"},
+		}, 0, 0, "header is longer"},
 		{"endless early hints", func(conn net.Conn) {
 			forever(conn, bytes.Repeat([]byte("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"), 100), &written)
 		}, 0, 0, ""},

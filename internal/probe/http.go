@@ -46,7 +46,7 @@ func newTransport(c Config) *http.Transport {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(c.HTTP2)
-	return &http.Transport{
+	t := &http.Transport{
 		DialContext:            dial,
 		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // as a kubelet; nothing secret is sent
 		TLSHandshakeTimeout:    10 * time.Second,
@@ -66,6 +66,10 @@ func newTransport(c Config) *http.Transport {
 			PingTimeout:                   15 * time.Second,
 		},
 	}
+	if !c.KeepAlive {
+		t.RegisterProtocol("http", once{})
+	}
+	return t
 }
 
 // sameHost follows redirects as a kubelet does: on the same host up to ten times, and never to another one, where a

@@ -125,8 +125,13 @@ func (s Spec) within(ctx context.Context) (context.Context, context.CancelFunc) 
 	if s.Timeout <= 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("no answer within %s", s.Timeout))
+	return context.WithTimeoutCause(ctx, s.Timeout, TooLate(s.Timeout))
 }
+
+// TooLate is the error of a probe that took longer than it may.
+type TooLate time.Duration
+
+func (t TooLate) Error() string { return "no answer within " + time.Duration(t).String() }
 
 // failed tells the error in terms of the probe, and a timeout by its length.
 func (s Spec) failed(ctx context.Context, err error) error {

@@ -58,6 +58,8 @@ func TestHTTPAnswersAreToldAsAKubeletTakesThem(t *testing.T) {
 		switch r.URL.Path {
 		case "/away":
 			http.Redirect(w, r, "http://elsewhere.example/", http.StatusFound)
+		case "/portless":
+			http.Redirect(w, r, "http://127.106.1.1/", http.StatusFound)
 		case "/around":
 			http.Redirect(w, r, "/around", http.StatusFound)
 		case "/nine":
@@ -109,6 +111,7 @@ func TestHTTPAnswersAreToldAsAKubeletTakesThem(t *testing.T) {
 		{"/nowhere", 200, "", ""},
 		{"/nine", 200, "", ""},
 		{"/around", 0, "", "stopped after 10 redirects"},
+		{"/portless", 0, "", "127.106.1.1:80: connect"},
 		{"/file", 0, "", "unsupported protocol scheme"},
 		{"/long", 200, strings.Repeat("x", longestBody), ""},
 		{"/broken", 0, "", "reading the answer's body"},
