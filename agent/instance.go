@@ -9,6 +9,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
 // State is how far an Envoy's life has got.
@@ -100,15 +101,21 @@ func (i *instance) status() (State, time.Time) {
 
 // check asks the instance whether it takes traffic.
 func (i *instance) check(ctx context.Context) (ok bool, reason string) {
+	c := i.condition(ctx)
+	return c.OK, c.Reason
+}
+
+// condition asks the instance whether it takes traffic, and what to do when it does not.
+func (i *instance) condition(ctx context.Context) health.Condition {
 	if i.adminGone.Load() { // what it last said of itself has to do
 		state, _ := i.status()
-		return state == Running, "Envoy has given its admin interface to the one that is to take over"
+		return health.Condition{OK: state == Running, Reason: "Envoy has given its admin interface to the one that is to take over"}
 	}
-	ok, reason = i.ready.Check(ctx)
-	if ok {
+	c := i.ready.Condition(ctx)
+	if c.OK {
 		i.enter(Running)
 	}
-	return ok, reason
+	return c
 }
 
 // end waits for the end of the process.

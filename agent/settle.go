@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"runtime"
 	"runtime/debug"
 	"time"
 )
@@ -16,18 +17,41 @@ const (
 	// After that the collector runs when the heap has grown by so many percent. The agent's heap is a few megabytes,
 	// which takes less than a millisecond to collect.
 	heapGrowth = 40
+	// forgetAtMost bounds how often the program's pages are given back: it costs some hundred page faults.
+	forgetAtMost = 20 * time.Second
 )
 
 // hurry favours speed over memory until settle ends that.
 func hurry() { debug.SetGCPercent(startHeapGrowth) }
 
 // settle gives back what starting took: the garbage of reading and building the configuration, and the pages of the
-// program that only initialisation reads.
+// program that only initialisation reads. It does so with the pages again after collections until the context ends.
 func settle(ctx context.Context) {
 	if !sleep(ctx, settleAfter) {
 		return
 	}
 	debug.SetGCPercent(heapGrowth)
 	debug.FreeOSMemory()
-	forgetProgram()
+	p := program()
+	p.forget()
+	last := time.Now()
+	afterCollections(ctx, func() {
+		if time.Since(last) >= forgetAtMost {
+			p.forget()
+			last = time.Now()
+		}
+	})
+}
+
+// afterCollections has something done after each collection of garbage until the context ends. The collector reads types
+// and tables from all over the program, and with each page that it reads the kernel maps fifteen more: without this
+// they are 8 MB that nobody needs until the next collection. It wakes nobody up by itself.
+func afterCollections(ctx context.Context, do func()) {
+	type token struct{ _ [64]byte } // not so small that it would share its memory with something that lives on
+	runtime.AddCleanup(&token{}, func(struct{}) {
+		if ctx.Err() == nil {
+			do()
+			afterCollections(ctx, do)
+		}
+	}, struct{}{})
 }

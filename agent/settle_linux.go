@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"os"
@@ -10,22 +9,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgetProgram drops the program's own read-only pages from this process. They are the file's: what is used again is
-// mapped again from the page cache. Initialisation touches nearly all of them (each linked message type registers
-// itself), and hardly any is needed afterwards.
-func forgetProgram() {
-	program, err := os.Readlink("/proc/self/exe")
+// pages are the program's own read-only pages.
+type pages []struct{ start, end uintptr }
+
+// program finds them; best effort, none is as good as any: the process is larger then, and right.
+func program() pages {
+	path, err := os.Readlink("/proc/self/exe")
 	if err != nil {
-		return
+		return nil
 	}
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
-		return
+		return nil
 	}
-	for lines := bufio.NewScanner(bytes.NewReader(maps)); lines.Scan(); {
-		if start, end, ok := readOnlyPart(lines.Text(), program); ok {
-			madvise(start, end)
+	var p pages
+	for line := range bytes.Lines(maps) {
+		if start, end, ok := readOnlyPart(string(line), path); ok {
+			p = append(p, struct{ start, end uintptr }{start, end})
 		}
+	}
+	return p
+}
+
+// forget drops the pages from this process. They are the file's: what is used again is mapped again from the page cache.
+// Initialisation touches nearly all of them (each linked message type registers itself), and hardly any is needed
+// afterwards.
+func (p pages) forget() {
+	for _, part := range p {
+		_, _, _ = unix.Syscall(unix.SYS_MADVISE, part.start, part.end-part.start, unix.MADV_DONTNEED)
 	}
 }
 
@@ -39,9 +50,4 @@ func readOnlyPart(line, program string) (start, end uintptr, ok bool) {
 	}
 	n, err := fmt.Sscanf(fields[0], "%x-%x", &start, &end)
 	return start, end, err == nil && n == 2 && start < end
-}
-
-// madvise is best effort: without it the process is larger, and right.
-func madvise(start, end uintptr) {
-	_, _, _ = unix.Syscall(unix.SYS_MADVISE, start, end-start, unix.MADV_DONTNEED)
 }

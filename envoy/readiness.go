@@ -4,9 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+)
+
+const (
+	// freshReady and freshUnready are how long an answer is good for those who ask next: however many ask, Envoy is not
+	// asked more often. They are short beside what a change of Envoy's state takes to matter to anybody.
+	freshReady   = 200 * time.Millisecond
+	freshUnready = 50 * time.Millisecond
+	// questionTime bounds one question to Envoy; kubelets give up after a second.
+	questionTime = 800 * time.Millisecond
+	// silenceAllowed is how long an Envoy that was ready keeps its verdict without an answer. Its main thread answers,
+	// which a large configuration may keep busy for some seconds while its workers serve.
+	silenceAllowed = 10 * time.Second
 )
 
 // ReadinessConfig says what an Envoy has to have before it is ready.
@@ -14,139 +27,168 @@ type ReadinessConfig struct {
 	Admin *Admin
 	// Dynamic is set when clusters and listeners come from a control plane: each has to have been accepted once.
 	Dynamic bool
+	// Now is the clock of how old an answer is; nil is time.Now.
+	Now func() time.Time
 }
 
-// Readiness judges whether an Envoy is ready, and says why not. It is safe for concurrent use.
+// Readiness judges whether one Envoy process is ready, and says why not. It is safe for concurrent use, and asks one
+// question at a time, whose answer all get who ask meanwhile and shortly after.
 //
 // Configuration and start-up are looked at until they are done, once for each process; after that only Envoy's own state
-// is asked. An Envoy that is slow to answer then keeps its verdict: its main thread is busy with configuration, while its
-// workers serve.
+// is asked.
 type Readiness struct {
 	ReadinessConfig
 	mu      sync.Mutex
 	started bool
+	// asking is closed when the question that is under way is answered; nil when there is none.
+	asking  chan struct{}
+	last    health.Condition
+	lastAt  time.Time
+	silence silence
+}
+
+// silence is how long, and how often in a row, Envoy has not answered.
+type silence struct {
+	since time.Time // of the first question that it left unanswered
+	times int
 }
 
 // NewReadiness makes a judge for one Envoy process; a restarted Envoy needs a new one.
-func NewReadiness(c ReadinessConfig) *Readiness { return &Readiness{ReadinessConfig: c} }
+func NewReadiness(c ReadinessConfig) *Readiness {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return &Readiness{ReadinessConfig: c}
+}
 
 // Check asks Envoy. The reason is for people, and empty when Envoy is ready.
 func (r *Readiness) Check(ctx context.Context) (ok bool, reason string) {
-	r.mu.Lock()
-	started := r.started
-	r.mu.Unlock()
-	if reason = r.judge(ctx, started); reason != "" {
-		return false, reason
-	}
-	r.mu.Lock()
-	r.started = true
-	r.mu.Unlock()
-	return true, ""
+	c := r.Condition(ctx)
+	return c.OK, c.Reason
 }
 
-func (r *Readiness) judge(ctx context.Context, started bool) string {
+// Condition asks Envoy, unless somebody has just done so.
+func (r *Readiness) Condition(ctx context.Context) health.Condition {
+	r.mu.Lock()
+	if r.isFresh() {
+		defer r.mu.Unlock()
+		return r.last
+	}
+	if r.asking == nil {
+		r.asking = make(chan struct{})
+		go r.question(context.WithoutCancel(ctx), r.started) // of which others may wait for the answer, too
+	}
+	answered := r.asking
+	r.mu.Unlock()
+	select {
+	case <-answered:
+	case <-ctx.Done():
+		return r.unanswered(ctx)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}
+
+func (r *Readiness) isFresh() bool {
+	age := r.Now().Sub(r.lastAt)
+	return !r.lastAt.IsZero() && age >= 0 && (age < freshUnready || r.last.OK && age < freshReady)
+}
+
+// unanswered is for a caller who does not wait for the end of the question.
+func (r *Readiness) unanswered(ctx context.Context) health.Condition {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.started && r.last.OK {
+		return r.last
+	}
+	return r.unreachable(ctx.Err())
+}
+
+// Silent says for how long Envoy has not answered, and how many questions in a row; zero when it answered the last one.
+// It asks nothing by itself.
+func (r *Readiness) Silent() (d time.Duration, questions int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.silence.times == 0 {
+		return 0, 0
+	}
+	return r.Now().Sub(r.silence.since), r.silence.times
+}
+
+// question asks Envoy and keeps the answer.
+func (r *Readiness) question(ctx context.Context, started bool) {
+	ctx, cancel := context.WithTimeout(ctx, questionTime)
+	defer cancel()
+	asked := r.Now()
+	verdict, err := r.judge(ctx, started)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !errors.Is(err, context.DeadlineExceeded) {
+		r.silence = silence{}
+	} else {
+		if r.silence.times == 0 {
+			r.silence.since = asked
+		}
+		r.silence.times++
+	}
+	if err != nil {
+		verdict = r.failed(err)
+	}
+	r.last, r.lastAt = verdict, r.Now()
+	r.started = r.started || verdict.OK
+	close(r.asking)
+	r.asking = nil
+}
+
+// failed judges an Envoy that was not reached. r.mu is held.
+func (r *Readiness) failed(err error) health.Condition {
+	silent := r.Now().Sub(r.silence.since)
+	switch {
+	case r.silence.times == 0 || !r.started:
+		return r.unreachable(err)
+	case silent < silenceAllowed:
+		return health.Condition{OK: true, Reason: fmt.Sprintf("Envoy has not answered on its admin address %s for %s: its main thread is busy",
+			r.Admin.addr, silent.Round(time.Millisecond))}
+	}
+	c := r.unreachable(err)
+	c.Since = r.silence.since
+	return c
+}
+
+func (r *Readiness) unreachable(err error) health.Condition {
+	switch {
+	case NotListening(err):
+		return health.Condition{
+			Reason: fmt.Sprintf("Envoy does not listen on its admin address %s yet, or is gone", r.Admin.addr),
+			Remedy: "see what Envoy says in the agent's log, if this lasts",
+		}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return health.Condition{
+			Reason: fmt.Sprintf("Envoy does not answer on its admin address %s in time", r.Admin.addr),
+			Remedy: "see whether Envoy has CPU time (limits, throttling) and is not stopped; restart the proxy if this lasts",
+		}
+	}
+	return health.Condition{Reason: err.Error(), Remedy: "see what listens on Envoy's admin address"}
+}
+
+// judge asks; an error says that there is no answer.
+func (r *Readiness) judge(ctx context.Context, started bool) (health.Condition, error) {
 	state, err := r.Admin.Ready(ctx)
 	switch {
-	case err != nil && started && errors.Is(err, context.DeadlineExceeded):
-		return ""
 	case err != nil:
-		return unreachable(r.Admin.addr, err)
+		return health.Condition{}, err
 	case state == "DRAINING":
-		return "Envoy is DRAINING: it was told to fail its health checks, or is about to end"
+		return health.Condition{
+			Reason: "Envoy is DRAINING: it was told to fail its health checks, or is about to end",
+			Remedy: "POST /healthcheck/ok to Envoy's admin address, if somebody failed them by hand",
+		}, nil
 	case state == "LIVE" && started:
-		return ""
+		return health.Well, nil
 	}
 	stats, err := r.Admin.Stats(ctx, readinessStats)
 	if err != nil {
-		return unreachable(r.Admin.addr, err)
+		return health.Condition{}, err
 	}
-	return r.judgeStart(ctx, state, stats)
-}
-
-func unreachable(addr string, err error) string {
-	switch {
-	case NotListening(err):
-		return fmt.Sprintf("Envoy does not listen on its admin address %s yet, or is gone", addr)
-	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Sprintf("Envoy does not answer on its admin address %s in time", addr)
-	}
-	return err.Error()
-}
-
-const readinessStats = `^(cluster_manager\.(cds\.update_(success|rejected)|warming_clusters)` +
-	`|listener_manager\.(lds\.update_(success|rejected)|workers_started)` +
-	`|control_plane\.connected_state|cluster\..*\.warming_state)$`
-
-// judgeStart looks at what an Envoy goes through on its way to LIVE, in that order.
-func (r *Readiness) judgeStart(ctx context.Context, state string, stats map[string]uint64) string {
-	prefix := "Envoy is " + state + ": "
-	switch {
-	case r.Dynamic && stats["cluster_manager.cds.update_success"] == 0:
-		return prefix + missing("clusters", "cluster_manager.cds", stats)
-	case state != "LIVE" && stats["cluster_manager.warming_clusters"] > 0:
-		return prefix + warming(stats)
-	case r.Dynamic && stats["listener_manager.lds.update_success"] == 0:
-		return prefix + missing("listeners", "listener_manager.lds", stats)
-	case state != "LIVE":
-		return prefix + r.unready(ctx)
-	case stats["listener_manager.workers_started"] == 0:
-		return prefix + "worker threads not yet started"
-	}
-	return ""
-}
-
-// missing says why a kind of resource was not yet accepted. A bootstrap may leave the connection's state out of the
-// statistics: that is no sign of a broken connection.
-func missing(kind, prefix string, stats map[string]uint64) string {
-	if n := stats[prefix+".update_rejected"]; n > 0 {
-		return fmt.Sprintf("%s received and rejected (%d times): Envoy's log tells why", kind, n)
-	}
-	if connected, known := stats["control_plane.connected_state"]; known && connected == 0 {
-		return kind + " not yet received: no connection to the control plane"
-	}
-	return kind + " not yet received from the control plane"
-}
-
-// warming says which clusters are waited for, as far as the statistics have them.
-func warming(stats map[string]uint64) string {
-	var names []string
-	for stat, value := range stats {
-		if name, ok := strings.CutSuffix(stat, ".warming_state"); ok && value > 0 {
-			names = append(names, strings.TrimPrefix(name, "cluster."))
-		}
-	}
-	slices.Sort(names)
-	return fmt.Sprintf("waiting for %d cluster(s) to get endpoints or certificates%s", stats["cluster_manager.warming_clusters"], listed(names))
-}
-
-// unready names what Envoy's own bookkeeping waits for, as far as it tells: "RdsRouteConfigSubscription RDS init …".
-func (r *Readiness) unready(ctx context.Context) string {
-	var wire struct {
-		Dumps []struct {
-			Targets []string `json:"target_names"`
-		} `json:"unready_targets_dumps"`
-	}
-	if r.Admin.getJSON(ctx, "/init_dump", nil, mostAnswer, &wire) != nil {
-		return "still starting"
-	}
-	var names []string
-	for _, d := range wire.Dumps {
-		for _, t := range d.Targets {
-			names = append(names, strings.TrimPrefix(strings.TrimPrefix(t, "shared "), "target "))
-		}
-	}
-	if len(names) == 0 {
-		return "still starting"
-	}
-	return "waiting for routes or certificates of listeners" + listed(names)
-}
-
-func listed(names []string) string {
-	switch n := len(names); {
-	case n == 0:
-		return ""
-	case n > 5:
-		names = append(names[:5:5], fmt.Sprintf("and %d more", n-5))
-	}
-	return " (" + strings.Join(names, ", ") + ")"
+	return r.judgeStart(ctx, state, stats), nil
 }

@@ -1,12 +1,16 @@
 package envoy
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // dynamicBootstrap has its clusters and listeners from %s; the cluster "dead" leads to a port where nobody listens.
@@ -104,42 +108,131 @@ func TestReadinessOfAnEnvoyThatIsGoneOrDrainsIsTakenBack(t *testing.T) {
 	if _, err := admin.do(t.Context(), http.MethodPost, "/healthcheck/fail", nil, mostAnswer); err != nil {
 		t.Fatal(err)
 	}
-	if ok, reason := r.Check(t.Context()); ok || !strings.Contains(reason, "DRAINING") {
-		t.Errorf("draining: %v, %q", ok, reason)
-	}
+	eventually(t, "draining", func() bool {
+		ok, reason := r.Check(t.Context())
+		return !ok && strings.Contains(reason, "DRAINING")
+	})
 	p.Stop(ended())
-	if ok, reason := r.Check(t.Context()); ok || !strings.Contains(reason, "does not listen on its admin address") {
-		t.Errorf("gone: %v, %q", ok, reason)
-	}
+	eventually(t, "gone", func() bool {
+		ok, reason := r.Check(t.Context())
+		return !ok && strings.Contains(reason, "does not listen on its admin address")
+	})
 }
 
-func TestEnvoyThatIsBusyKeepsItsReadinessAndOneThatStartsDoesNotGetIt(t *testing.T) {
-	busy := make(chan struct{})
-	mux := http.NewServeMux()
-	mux.HandleFunc("/ready", func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case <-busy:
-			<-r.Context().Done()
-		default:
-			_, _ = fmt.Fprintln(w, "LIVE")
+// slowEnvoy answers as a ready Envoy does, until it is frozen; then nothing comes any more.
+type slowEnvoy struct {
+	frozen atomic.Bool
+	asked  atomic.Int64
+}
+
+func (e *slowEnvoy) serve(t *testing.T) *Admin {
+	t.Helper()
+	answer := func(text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			e.asked.Add(1)
+			if e.frozen.Load() {
+				<-r.Context().Done()
+				return
+			}
+			_, _ = fmt.Fprint(w, text)
 		}
-	})
-	mux.HandleFunc("/stats", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = fmt.Fprint(w, `{"stats":[{"name":"listener_manager.workers_started","value":1}]}`)
-	})
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/ready", answer("LIVE\n"))
+	mux.HandleFunc("/stats", answer(`{"stats":[{"name":"listener_manager.workers_started","value":1}]}`))
 	server := httptest.NewServer(mux)
-	defer server.Close()
 	admin := NewAdmin(strings.TrimPrefix(server.URL, "http://"))
-	defer admin.Close()
+	t.Cleanup(func() { admin.Close(); server.Close() })
+	return admin
+}
+
+// clock is time that a test moves.
+type clock struct{ ns atomic.Int64 }
+
+func (c *clock) now() time.Time          { return time.Unix(1e9, c.ns.Load()) }
+func (c *clock) advance(d time.Duration) { c.ns.Add(int64(d)) }
+
+func TestEnvoyThatIsBusyKeepsItsReadinessAndOneThatStartsDoesNotGetIt(t *testing.T) {
+	var e slowEnvoy
+	admin := e.serve(t)
 	old, fresh := NewReadiness(ReadinessConfig{Admin: admin}), NewReadiness(ReadinessConfig{Admin: admin})
 	if ok, reason := old.Check(t.Context()); !ok {
 		t.Fatal(reason)
 	}
-	close(busy)
+	e.frozen.Store(true)
 	if ok, reason := old.Check(within(t, 20e6)); !ok {
 		t.Errorf("a busy Envoy is told as %q", reason)
 	}
 	if ok, reason := fresh.Check(within(t, 20e6)); ok || !strings.Contains(reason, "does not answer") {
 		t.Errorf("an Envoy that never answered: %v, %q", ok, reason)
+	}
+}
+
+func TestEnvoyThatIsSilentForLongIsNotReadyUntilItAnswersAgain(t *testing.T) {
+	var e slowEnvoy
+	var c clock
+	r := NewReadiness(ReadinessConfig{Admin: e.serve(t), Now: c.now})
+	if ok, reason := r.Check(t.Context()); !ok {
+		t.Fatal(reason)
+	}
+	e.frozen.Store(true)
+	c.advance(time.Hour) // in which nobody asked, so that it tells nothing of Envoy
+	if ok, reason := r.Check(t.Context()); !ok || !strings.Contains(reason, "busy") {
+		t.Errorf("after one question: %v, %q", ok, reason)
+	}
+	began := c.now()
+	c.advance(silenceAllowed)
+	got := r.Condition(t.Context())
+	if got.OK || !strings.Contains(got.Reason, "does not answer") || got.Remedy == "" || !got.Since.Equal(began) {
+		t.Errorf("after %v: %+v, since %v", silenceAllowed, got, began)
+	}
+	if d, n := r.Silent(); d != silenceAllowed || n != 2 {
+		t.Errorf("silent for %v, %d questions", d, n)
+	}
+	e.frozen.Store(false)
+	c.advance(time.Second)
+	if ok, reason := r.Check(t.Context()); !ok || reason != "" {
+		t.Errorf("awake again: %v, %q", ok, reason)
+	}
+	if d, n := r.Silent(); d != 0 || n != 0 {
+		t.Errorf("silent for %v, %d questions, though it answers", d, n)
+	}
+}
+
+func TestManyProbesAreOneQuestion(t *testing.T) {
+	var e slowEnvoy
+	var c clock
+	r := NewReadiness(ReadinessConfig{Admin: e.serve(t), Now: c.now})
+	ask := func(n int) {
+		var all sync.WaitGroup
+		for range n {
+			all.Go(func() {
+				if ok, reason := r.Check(t.Context()); !ok {
+					t.Error(reason)
+				}
+			})
+		}
+		all.Wait()
+	}
+	ask(1000)
+	if n := e.asked.Load(); n != 2 { // /ready and, the first time, /stats
+		t.Errorf("1000 probes asked Envoy %d times, want 2", n)
+	}
+	c.advance(freshReady)
+	ask(1000)
+	if n := e.asked.Load(); n != 3 {
+		t.Errorf("1000 probes later it was asked %d times, want 3", n)
+	}
+}
+
+// TestCallerThatLeavesDoesNotSpoilTheAnswerOfTheOthers: the question goes on without who asked first.
+func TestCallerThatLeavesDoesNotSpoilTheAnswerOfTheOthers(t *testing.T) {
+	var e slowEnvoy
+	r := NewReadiness(ReadinessConfig{Admin: e.serve(t)})
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	_, _ = r.Check(gone)
+	if ok, reason := r.Check(t.Context()); !ok {
+		t.Error(reason)
 	}
 }
