@@ -15,8 +15,8 @@ import (
 // healthType is the type URL under which Istio's agents report the health of a workload that no kubelet probes.
 const healthType = "type.googleapis.com/istio.v1.HealthInformation"
 
-// health is what the control plane is to know of the application's health. The zero value says nothing.
-type health struct {
+// healthOfApp is what the control plane is to know of the application's health. The zero value says nothing.
+type healthOfApp struct {
 	mu      sync.Mutex
 	report  healthReport
 	changed chan struct{} // closed at the next change; nil while nobody waits
@@ -30,11 +30,11 @@ type healthReport struct {
 // ReportHealth tells the control plane whether the application is well, and if not, why. It is told on a change only, and
 // again on each new stream, after Envoy's first request for listeners: control planes take a report from a proxy only
 // that they know already. It never blocks.
-func (r *Relay) ReportHealth(healthy bool, message string) { r.health.set(healthy, message) }
+func (r *Relay) ReportHealth(healthy bool, message string) { r.report.set(healthy, message) }
 
 // set keeps the first reason for as long as the application is unwell: a probe's error may differ each time (a port of
 // the client, say), and would make every probe a message.
-func (h *health) set(healthy bool, message string) {
+func (h *healthOfApp) set(healthy bool, message string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.report.known && h.report.healthy == healthy {
@@ -52,7 +52,7 @@ func (h *health) set(healthy bool, message string) {
 }
 
 // now gives the report, and what is closed when there is another.
-func (h *health) now() (healthReport, <-chan struct{}) {
+func (h *healthOfApp) now() (healthReport, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.changed == nil {
@@ -92,7 +92,7 @@ func (h *healthTeller) tell(listening bool) (<-chan struct{}, error) {
 	if !listening {
 		return nil, nil
 	}
-	report, changed := h.relay.health.now()
+	report, changed := h.relay.report.now()
 	if report == h.told {
 		return changed, nil
 	}

@@ -30,6 +30,7 @@ type ledger struct {
 	log     *slog.Logger
 	metrics *metrics
 
+	began        time.Time
 	mu           sync.Mutex
 	isConnected  bool
 	upstream     string
@@ -39,6 +40,9 @@ type ledger struct {
 	envoy        bool
 	protocol     string
 	types        map[string]*account
+	// envoys has the books of each Envoy process; process is the one whose stream is in force, or was last.
+	envoys  map[int32]*envoyBook
+	process int32
 }
 
 // account is the state of one type.
@@ -54,7 +58,7 @@ type account struct {
 type sent struct{ nonce, version string }
 
 func newLedger(now func() time.Time, log *slog.Logger) *ledger {
-	return &ledger{now: now, log: log, metrics: newMetrics(), since: now(), types: make(map[string]*account)}
+	return &ledger{now: now, log: log, metrics: newMetrics(), began: now(), since: now(), types: make(map[string]*account), envoys: make(map[int32]*envoyBook)}
 }
 
 // account finds the account of a type; the caller holds the lock.
@@ -131,12 +135,18 @@ func describe(err error) string {
 }
 
 // envoyConnected begins a new stream: subscriptions and unanswered responses are of the stream.
-func (l *ledger) envoyConnected(v variant) {
+func (l *ledger) envoyConnected(v variant, process int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.envoy, l.protocol = true, v.String()
+	l.process = process
+	_, known := l.envoys[process]
+	l.bookOf(process)
 	for _, a := range l.types {
 		a.pending, a.begun, a.Subscribed, a.Wildcard = nil, false, 0, false
+		if !known {
+			a.answer = StateRequested
+		}
 	}
 }
 
@@ -160,10 +170,13 @@ func (l *ledger) request(v variant, r request) (nack bool) {
 	switch {
 	case r.rejected:
 		a.reject(r, l.now())
+		l.bookOf(l.process).reject(a)
 		l.metrics.nacks.WithLabelValues(shortType(a.TypeURL)).Inc()
 		return true
 	case r.nonce != "" && a.acknowledge(r, l.now()):
+		l.bookOf(l.process).acknowledge(a)
 		l.metrics.acks.WithLabelValues(shortType(a.TypeURL)).Inc()
+		l.metrics.lastAccepted.WithLabelValues(shortType(a.TypeURL)).Set(float64(a.LastAck.UnixMilli()) / 1000)
 	}
 	return false
 }
@@ -225,6 +238,7 @@ func (l *ledger) response(r response, size int) {
 	a.ResponseBytes += uint64(size)
 	a.LastResponse, a.LastResources = l.now(), r.resources
 	l.lastResponse = a.LastResponse
+	l.bookOf(l.process).answered = true
 	if len(a.pending) == maxPending {
 		a.pending = slices.Delete(a.pending, 0, 1)
 	}
@@ -254,60 +268,6 @@ func (l *ledger) status() Status {
 	}
 	slices.SortFunc(s.Types, func(a, b TypeStatus) int { return cmp.Compare(a.TypeURL, b.TypeURL) })
 	return s
-}
-
-func (l *ledger) health() (bool, string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.lastResponse.IsZero() {
-		return false, l.noAnswerYet()
-	}
-	if never := l.neverAccepted(); len(never) > 0 {
-		return false, strings.Join(never, "; ")
-	}
-	var reasons []string
-	if !l.isConnected {
-		reasons = append(reasons, fmt.Sprintf("not connected to the control plane %s: %s; last good configuration %s old",
-			l.upstream, l.reason, l.now().Sub(l.lastResponse).Round(time.Second)))
-	}
-	return true, strings.Join(append(reasons, l.rejections()...), "; ")
-}
-
-// neverAccepted tells of the types of which Envoy rejected the first response and has accepted none since: it has nothing
-// to go by there, and would answer for every request that it has no route.
-func (l *ledger) neverAccepted() []string {
-	var reasons []string
-	for _, a := range l.types {
-		if a.Nacks > 0 && a.Acks == 0 {
-			reasons = append(reasons, fmt.Sprintf("Envoy rejected its first %s configuration: %s", shortType(a.TypeURL), a.LastNack.Reason))
-		}
-	}
-	slices.Sort(reasons)
-	return reasons
-}
-
-func (l *ledger) noAnswerYet() string {
-	switch {
-	case l.upstream == "":
-		return "connecting to the control plane"
-	case l.reason != "":
-		return fmt.Sprintf("not connected to the control plane %s: %s", l.upstream, l.reason)
-	case !l.envoy:
-		return "Envoy has not asked for its configuration yet"
-	}
-	return fmt.Sprintf("the control plane %s has not answered yet", l.upstream)
-}
-
-func (l *ledger) rejections() []string {
-	var reasons []string
-	for _, a := range l.types {
-		if a.answer == StateRejected {
-			reasons = append(reasons, fmt.Sprintf("Envoy rejected its newest %s configuration and keeps the last good one: %s",
-				shortType(a.TypeURL), a.LastNack.Reason))
-		}
-	}
-	slices.Sort(reasons)
-	return reasons
 }
 
 // shortType is the last part of a type URL.

@@ -14,6 +14,7 @@ type metrics struct {
 	acks            *prometheus.CounterVec
 	nacks           *prometheus.CounterVec
 	responseBytes   *prometheus.CounterVec
+	lastAccepted    *prometheus.GaugeVec
 }
 
 func newMetrics() *metrics {
@@ -32,6 +33,10 @@ func newMetrics() *metrics {
 		acks:            vector("pilotfish_xds_acks_total", "Responses that Envoy accepted, by type of resource."),
 		nacks:           vector("pilotfish_xds_nacks_total", "Responses that Envoy rejected, by type of resource."),
 		responseBytes:   vector("pilotfish_xds_response_bytes_total", "Bytes of responses, by type of resource."),
+		lastAccepted: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "pilotfish_xds_last_accepted_timestamp_seconds",
+			Help: "When Envoy last accepted a response, in seconds since 1970, by type of resource.",
+		}, []string{"type"}),
 	}
 }
 
@@ -49,7 +54,7 @@ func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error
 		return 0
 	})
 	for _, c := range []prometheus.Collector{
-		m.connectFailures, m.upstreamEnds, m.envoyEnds, m.requests, m.responses, m.acks, m.nacks, m.responseBytes, connected,
+		m.connectFailures, m.upstreamEnds, m.envoyEnds, m.requests, m.responses, m.acks, m.nacks, m.responseBytes, m.lastAccepted, connected,
 	} {
 		if err := registerer.Register(c); err != nil {
 			return err

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
@@ -58,6 +59,9 @@ type Config struct {
 	// MinRetry and MaxRetry bound the wait between attempts to connect while nobody answers; zero is 50 ms and 600 ms.
 	// A control plane that answers and refuses is left alone for up to MaxRefused; zero is 5 s.
 	MinRetry, MaxRetry, MaxRefused time.Duration
+
+	// LossLimit is how long the control plane may be lost before that makes the proxy unready; zero is for ever.
+	LossLimit time.Duration
 
 	Logger *slog.Logger
 	// Metrics is where the relay's metrics are registered; nil for nowhere.
@@ -111,7 +115,7 @@ type Relay struct {
 	log    *slog.Logger
 	book   *ledger
 	uplink *uplink
-	health health
+	report healthOfApp
 
 	mu      sync.Mutex
 	current *session // the stream of Envoy in force
@@ -180,9 +184,19 @@ func (r *Relay) handler(v variant) grpc.StreamHandler {
 	return func(_ any, stream grpc.ServerStream) error { return r.serve(v, stream) }
 }
 
-// Health says whether Envoy's configuration can be relied on, and why not. Losing the control plane after it has once
-// answered does not make it bad, since Envoy goes on with what it has; but it is in the reason.
-func (r *Relay) Health() (ok bool, reason string) { return r.book.health() }
+// Health says whether Envoy's configuration can be relied on, and why not.
+func (r *Relay) Health() (ok bool, reason string) {
+	c := r.Condition(0)
+	return c.OK, c.Reason
+}
+
+// Condition says whether the configuration of an Envoy, told by its process id, can be relied on: it has to have got one,
+// and must not have rejected the first of any type. For 0, or a process that has had no stream, it is the Envoy whose
+// stream is in force. Losing the control plane after that is told in the reason, and does no harm before LossLimit,
+// since Envoy goes on with what it has.
+func (r *Relay) Condition(process int) health.Condition {
+	return r.book.condition(int32(process), r.config.LossLimit)
+}
 
 // Status reports on the streams and on each type of resource.
 func (r *Relay) Status() Status { return r.book.status() }

@@ -259,7 +259,7 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 	const routeURL = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 	now := time.Now()
 	l := newLedger(func() time.Time { return now }, slog.New(slog.DiscardHandler))
-	l.envoyConnected(sotw)
+	l.envoyConnected(sotw, 1)
 	l.reached("127.0.0.1:1")
 	l.connected("127.0.0.1:1")
 	exchange := func(typeURL, nonce, reason string) {
@@ -268,15 +268,15 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 	}
 	exchange(clusterURL, "1", "")
 	exchange(routeURL, "2", "http_proxy: response body size is 5000 bytes")
-	if ok, reason := l.health(); ok || !strings.Contains(reason, "first RouteConfiguration configuration: http_proxy: response body size") {
+	if ok, reason := healthOf(l); ok || !strings.Contains(reason, "first RouteConfiguration configuration: http_proxy: response body size") {
 		t.Errorf("with no routes at all: %v, %q", ok, reason)
 	}
 	exchange(routeURL, "3", "")
-	if ok, reason := l.health(); !ok || reason != "" {
+	if ok, reason := healthOf(l); !ok || reason != "" {
 		t.Errorf("with routes: %v, %q", ok, reason)
 	}
 	exchange(routeURL, "4", "http_proxy: again")
-	if ok, reason := l.health(); !ok || !strings.Contains(reason, "keeps the last good one: http_proxy: again") {
+	if ok, reason := healthOf(l); !ok || !strings.Contains(reason, "keeps the last good one: http_proxy: again") {
 		t.Errorf("with routes that it had before: %v, %q", ok, reason)
 	}
 }

@@ -73,7 +73,7 @@ func (r *Relay) enter(s *session) (wait <-chan struct{}) {
 		return r.order.vacated
 	}
 	r.current = s
-	r.book.envoyConnected(s.proto)
+	r.book.envoyConnected(s.proto, s.process)
 	if old != nil {
 		old.cancel(errDisplaced)
 		r.log.Info("a new stream of Envoy displaces the old one", "pid", s.process, "old", old.process)

@@ -209,3 +209,9 @@ func typeStatus(r *Relay, typeURL string) TypeStatus {
 	}
 	return TypeStatus{}
 }
+
+// healthOf is the verdict on the Envoy whose stream is in force.
+func healthOf(l *ledger) (ok bool, reason string) {
+	c := l.condition(0, 0)
+	return c.OK, c.Reason
+}
