@@ -90,8 +90,8 @@ func (a *Agent) makeParts() ([]part, error) {
 	}
 	a.relay = relay
 	parts := []part{
-		{name: "certificates", run: certificates.Run, health: certificates.Health, restart: true},
-		{name: "xds", run: relay.Run, health: relay.Health, restart: true},
+		{name: "certificates", run: certificates.Run, health: certificates.Condition, restart: true},
+		{name: "xds", run: relay.Run, health: a.configuration(relay), restart: true},
 	}
 	checked := parts
 	if !a.Config.Envoy.Disabled {

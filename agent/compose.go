@@ -23,6 +23,7 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 		},
 		KeepaliveInterval: c.KeepaliveInterval,
 		KeepaliveTimeout:  c.KeepaliveTimeout,
+		LossLimit:         a.Config.Health.LossLimit,
 		Logger:            a.Logger.With("part", "xds"),
 		Metrics:           a.metrics,
 	})
@@ -88,11 +89,6 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		Metrics:      a.joinedMetrics(),
 		Logger:       a.Logger.With("part", "status"),
 	}
-	if a.envoy == nil { // which otherwise says that it drains
-		c.Checks = append(c.Checks, status.Check{Name: "agent", Func: a.undrained})
-	}
-	for _, p := range parts {
-		c.Checks = append(c.Checks, status.Check{Name: p.name, Func: p.health})
-	}
+	c.Checks, c.Liveness = a.readiness(parts), a.liveness(certificates, relay)
 	return status.New(c)
 }

@@ -27,6 +27,8 @@ type Config struct {
 	AppProbes    AppProbesConfig
 	// HealthCheck is nil when no application is to be watched.
 	HealthCheck *HealthCheckConfig
+	// Health says when the proxy itself counts as unwell.
+	Health HealthConfig
 
 	// Bind, when valid, is the one address that the agent's and Envoy's own ports are bound to.
 	Bind netip.Addr

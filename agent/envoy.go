@@ -60,7 +60,7 @@ func newEnvoyPart(a *Agent) (*envoyPart, error) {
 	return e, err
 }
 
-func (e *envoyPart) part() part { return part{name: "envoy", run: e.run, health: e.Health} }
+func (e *envoyPart) part() part { return part{name: "envoy", run: e.run, health: e.condition} }
 
 // run owns Envoy until the context ends or Envoy does for good.
 func (e *envoyPart) run(ctx context.Context) error {
@@ -247,16 +247,6 @@ func (e *envoyPart) noteState(i *instance, from, to State) {
 
 // Health says whether Envoy takes traffic.
 func (e *envoyPart) Health() (ok bool, reason string) {
-	e.mu.Lock()
-	i, why := e.current, e.why
-	e.mu.Unlock()
-	switch {
-	case e.orders.drain.given():
-		return false, "the proxy is draining"
-	case i == nil:
-		return false, why
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
-	defer cancel()
-	return i.check(ctx)
+	c := e.condition()
+	return c.OK, c.Reason
 }

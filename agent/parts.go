@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
 // part is one thing that the agent keeps running.
@@ -16,7 +18,7 @@ type part struct {
 	// restart starts the part again, with a back-off, when it fails; otherwise its failure ends the agent.
 	restart bool
 	// health is asked by readiness probes; nil for a part that a proxy can be ready without.
-	health func() (ok bool, reason string)
+	health health.Check
 }
 
 // group runs parts until its context ends.

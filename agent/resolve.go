@@ -69,6 +69,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.appProbes()
 	r.healthCheck()
 	r.metrics()
+	r.readiness()
 	r.others()
 	r.unheard()
 	if err := r.env.err(); err != nil {

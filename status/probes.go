@@ -4,8 +4,19 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
+
+// Check is a part whose health the agent's readiness or liveness depends on.
+type Check struct {
+	// Name is the part's: "envoy", "sds", "xds".
+	Name string
+	// Func says how the part is. It answers soon: a probe waits for it.
+	Func health.Check
+}
 
 // Report is what a probe answers in JSON.
 type Report struct {
@@ -19,23 +30,59 @@ type PartReport struct {
 	Ready bool   `json:"ready"`
 	// Reason says why the part is not ready, or what is worth knowing although it is.
 	Reason string `json:"reason,omitempty"`
+	// Since is when that came to be so. A part that does not know is told since a probe first found it so.
+	Since time.Time `json:"since,omitzero"`
+	// Remedy says what a person can do.
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// sightings remember since when each part is found to be well or not.
+type sightings struct {
+	mu    sync.Mutex
+	parts map[string]sighting
+}
+
+type sighting struct {
+	ok    bool
+	since time.Time
+}
+
+// note gives the time since when the part is found so.
+func (s *sightings) note(part string, ok bool, now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, known := s.parts[part]
+	if known && last.ok == ok {
+		return last.since
+	}
+	if s.parts == nil {
+		s.parts = make(map[string]sighting)
+	}
+	s.parts[part] = sighting{ok: ok, since: now}
+	return now
 }
 
 // Readiness asks all parts, as a GET of /healthz/ready does.
 func (s *Server) Readiness() Report {
-	report := ask(s.Checks)
+	report := s.report("", s.Checks)
 	if report.Ready && s.ready.CompareAndSwap(false, true) && !s.Started.IsZero() {
 		s.metrics.startup.Set(time.Since(s.Started).Seconds())
 	}
 	return report
 }
 
-func ask(checks []Check) Report {
+func (s *Server) report(kind string, checks []Check) Report {
 	report := Report{Ready: true, Reasons: make([]PartReport, 0, len(checks))}
 	for _, c := range checks {
-		ok, reason := c.Func()
-		report.Ready = report.Ready && ok
-		report.Reasons = append(report.Reasons, PartReport{Part: c.Name, Ready: ok, Reason: reason})
+		how := c.Func()
+		since := s.seen.note(kind+c.Name, how.OK, time.Now())
+		if how.Since.IsZero() && !how.OK {
+			how.Since = since
+		}
+		report.Ready = report.Ready && how.OK
+		report.Reasons = append(report.Reasons, PartReport{
+			Part: c.Name, Ready: how.OK, Reason: how.Reason, Since: how.Since.UTC().Truncate(time.Millisecond), Remedy: how.Remedy,
+		})
 	}
 	return report
 }
@@ -45,7 +92,7 @@ func (s *Server) serveReady(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) serveLive(w http.ResponseWriter, r *http.Request) {
-	serveReport(w, r, ask(s.Liveness), "alive")
+	serveReport(w, r, s.report("live ", s.Liveness), "alive")
 }
 
 func serveReport(w http.ResponseWriter, r *http.Request, report Report, word string) {
@@ -62,17 +109,29 @@ func serveReport(w http.ResponseWriter, r *http.Request, report Report, word str
 	_, _ = w.Write([]byte(report.text(word)))
 }
 
-// text is the report for people: the verdict, then a line for each part that is not well.
+// text is the report for people: the verdict, then what is not well, then what is worth knowing besides.
 func (r Report) text(word string) string {
-	if r.Ready {
-		return word + "\n"
-	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "not %s\n", word)
-	for _, p := range r.Reasons {
-		if !p.Ready {
-			fmt.Fprintf(&b, "%s: %s\n", p.Part, p.Reason)
+	if !r.Ready {
+		b.WriteString("not ")
+	}
+	b.WriteString(word + "\n")
+	for _, ready := range []bool{false, true} {
+		for _, p := range r.Reasons {
+			if p.Ready == ready && (!ready || p.Reason != "") {
+				p.write(&b)
+			}
 		}
 	}
 	return b.String()
+}
+
+func (p PartReport) write(b *strings.Builder) {
+	fmt.Fprintf(b, "%s: %s\n", p.Part, p.Reason)
+	if !p.Since.IsZero() {
+		fmt.Fprintf(b, "  since %s\n", p.Since.Format(time.RFC3339))
+	}
+	if p.Remedy != "" {
+		fmt.Fprintf(b, "  to do: %s\n", p.Remedy)
+	}
 }

@@ -18,14 +18,6 @@ import (
 // stopGrace is how long answers that are under way may take once the server is told to stop.
 const stopGrace = 2 * time.Second
 
-// Check is a part whose health the agent's readiness depends on.
-type Check struct {
-	// Name is the part's: "envoy", "sds", "xds".
-	Name string
-	// Func says whether the part is ready, and if not, why. It answers soon: a probe waits for it.
-	Func func() (ok bool, reason string)
-}
-
 // Config says where the server listens and what it tells. Nil functions make their path answer 404.
 type Config struct {
 	// Address is where to listen, as "0.0.0.0:15020".
@@ -68,6 +60,7 @@ type Server struct {
 	scrapes  chan struct{} // has room for as many as are answered at a time
 	app      *appProbes
 	ready    atomic.Bool // was ready once
+	seen     sightings
 }
 
 // New makes the server and takes its port. When that is in use, the error says by which process.
@@ -79,11 +72,15 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: make(chan struct{}, mostScrapes)}
+	if err := s.registerReadiness(c.Registerer); err != nil {
+		return nil, err
+	}
 	listener, err := net.Listen("tcp", c.Address)
 	if err != nil {
 		return nil, fmt.Errorf("agent status server: %w", portowner.Explain("tcp", c.Address, err))
 	}
-	s := &Server{Config: c, listener: listener, metrics: m, scraper: newScraper(), scrapes: make(chan struct{}, mostScrapes)}
+	s.listener = listener
 	s.app = newAppProbes(c.AppProbes, listener.Addr(), c.Logger)
 	s.http = &http.Server{
 		ConnState:         s.silent.note,

@@ -2,20 +2,18 @@ package status
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,43 +69,10 @@ func call(t *testing.T, method, url string, header ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(body)}
 }
 
-func well() (bool, string) { return true, "" }
+func well() health.Condition { return health.Well }
 
-func TestReadinessTellsWhyNot(t *testing.T) {
-	var mu sync.Mutex
-	listeners := false
-	registry := prometheus.NewRegistry()
-	_, url := run(t, Config{
-		Registerer: registry, Gatherer: registry, Started: time.Now(),
-		Checks: []Check{
-			{"sds", func() (bool, string) { return true, "certificate for 23h" }},
-			{"envoy", func() (bool, string) { mu.Lock(); defer mu.Unlock(); return listeners, "listeners not yet received" }},
-		},
-	})
-	a := call(t, "GET", url+"/healthz/ready")
-	if a.code != 503 || a.body != "not ready\nenvoy: listeners not yet received\n" {
-		t.Errorf("not ready: %d %q", a.code, a.body)
-	}
-	for _, how := range [][]string{{url + "/healthz/ready?format=json"}, {url + "/healthz/ready", "Accept", "application/json"}} {
-		a = call(t, "GET", how[0], how[1:]...)
-		want := Report{Reasons: []PartReport{{"sds", true, "certificate for 23h"}, {"envoy", false, "listeners not yet received"}}}
-		var got Report
-		if err := json.Unmarshal([]byte(a.body), &got); err != nil || a.code != 503 || fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("as JSON: %d %+v, %v", a.code, got, err)
-		}
-	}
-	if a = call(t, "GET", url+"/metrics"); !strings.Contains(a.body, "istio_agent_startup_duration_seconds 0\n") {
-		t.Error("a start-up time is told before the end of the start-up")
-	}
-	mu.Lock()
-	listeners = true
-	mu.Unlock()
-	if a = call(t, "GET", url+"/healthz/ready"); a.code != 200 || a.body != "ready\n" {
-		t.Errorf("ready: %d %q", a.code, a.body)
-	}
-	if a = call(t, "GET", url+"/metrics"); strings.Contains(a.body, "istio_agent_startup_duration_seconds 0\n") {
-		t.Error("no start-up time after it became ready")
-	}
+func unwell(reason string) health.Check {
+	return health.Plain(func() (bool, string) { return false, reason })
 }
 
 func TestWithoutPartsTheAgentIsReady(t *testing.T) {
@@ -118,12 +83,12 @@ func TestWithoutPartsTheAgentIsReady(t *testing.T) {
 }
 
 func TestLivenessDoesNotDependOnReadiness(t *testing.T) {
-	_, url := run(t, Config{Checks: []Check{{"x", func() (bool, string) { return false, "no" }}}, Liveness: []Check{{"loop", well}}})
+	_, url := run(t, Config{Checks: []Check{{"x", unwell("no")}}, Liveness: []Check{{"loop", well}}})
 	if a := call(t, "GET", url+"/healthz/live"); a.code != 200 || a.body != "alive\n" {
 		t.Errorf("%d %q", a.code, a.body)
 	}
-	_, url = run(t, Config{Liveness: []Check{{"loop", func() (bool, string) { return false, "stuck for 1m" }}}})
-	if a := call(t, "GET", url+"/healthz/live"); a.code != 503 || a.body != "not alive\nloop: stuck for 1m\n" {
+	_, url = run(t, Config{Liveness: []Check{{"loop", unwell("stuck for 1m")}}})
+	if a := call(t, "GET", url+"/healthz/live"); a.code != 503 || !strings.HasPrefix(a.body, "not alive\nloop: stuck for 1m\n  since ") {
 		t.Errorf("%d %q", a.code, a.body)
 	}
 }
@@ -281,7 +246,7 @@ func TestServerThatNeverRunsGivesItsPortBack(t *testing.T) {
 
 func TestServerEndsAlthoughAProbeHangs(t *testing.T) {
 	asked, release := make(chan struct{}), make(chan struct{})
-	s, err := New(Config{Address: "127.41.2.1:0", Checks: []Check{{"stuck", func() (bool, string) { close(asked); <-release; return true, "" }}}})
+	s, err := New(Config{Address: "127.41.2.1:0", Checks: []Check{{"stuck", func() health.Condition { close(asked); <-release; return health.Well }}}})
 	if err != nil {
 		t.Fatal(err)
 	}
