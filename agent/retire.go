@@ -14,8 +14,10 @@ const (
 	// quietSelf is for how long an old Envoy that can be asked itself has to report none.
 	quietSelf  = time.Second
 	retirePoll = 500 * time.Millisecond
-	// besides is how long an old Envoy takes new connections while it tells its clients to go.
+	// besides is how long an old Envoy still takes the connections whose handshakes began before they were steered away
+	// from it, and closing what it has to close its listeners.
 	besides = time.Second
+	closing = 200 * time.Millisecond
 	// retireStop is what an old Envoy has to end after SIGTERM.
 	retireStop = 5 * time.Second
 )
@@ -26,7 +28,7 @@ func (t *takeover) retire(young, old *instance) (why string) {
 	defer cancel()
 	old.enter(Draining)
 	if t.way == handOver {
-		t.drainOld(ctx, old)
+		t.drainOld(ctx, young, old)
 	}
 	why = t.awaitLeaving(ctx, young, old)
 	old.enter(Stopping)
@@ -41,17 +43,30 @@ func (t *takeover) retire(young, old *instance) (why string) {
 	return why
 }
 
-// drainOld tells the clients of all listeners to go, and leaves new ones to the new Envoy.
-func (t *takeover) drainOld(ctx context.Context, old *instance) {
-	for _, d := range []envoy.Drain{{Graceful: true}, {}} {
-		call, cancel := context.WithTimeout(ctx, drainCallTime)
-		if err := old.admin.DrainListeners(call, d); err != nil {
-			t.Logger.Warn("the old Envoy was not told to drain", "error", err)
-		}
-		cancel()
-		if d.Graceful && !sleep(ctx, besides) {
-			return
-		}
+// drainOld leaves new connections to the new Envoy, and tells the clients of all others to go. In a kernel that does not
+// let itself be told to prefer the new one, connections may be lost that wait to be accepted when the old one closes.
+func (t *takeover) drainOld(ctx context.Context, young, old *instance) {
+	steering, err := envoy.Steer(old.process, young.process)
+	defer steering.End()
+	if err != nil {
+		t.Logger.Warn("new connections may still go to the old Envoy until it closes its listeners, and a few be reset then", "error", err)
+	}
+	t.tellOld(ctx, old, envoy.Drain{Graceful: true})
+	if !sleep(ctx, besides) {
+		return
+	}
+	if err := steering.Narrow(); err != nil {
+		t.Logger.Warn("connections could not be steered to one socket of the new Envoy", "error", err)
+	}
+	t.tellOld(ctx, old, envoy.Drain{})
+	sleep(ctx, closing)
+}
+
+func (t *takeover) tellOld(ctx context.Context, old *instance, d envoy.Drain) {
+	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
+	defer cancel()
+	if err := old.admin.DrainListeners(ctx, d); err != nil {
+		t.Logger.Warn("the old Envoy was not told to drain", "error", err)
 	}
 }
 

@@ -76,6 +76,8 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 	for i, c := range []struct{ from, to, way string }{
 		{testenv.OldEnvoyVersion, newest, hotRestart},
 		{newest, testenv.OldEnvoyVersion, hotRestart},
+		{testenv.MidEnvoyVersion, newest, handOver},
+		{newest, testenv.MidEnvoyVersion, handOver},
 	} {
 		t.Run(fmt.Sprintf("%s to %s by %s", c.from, c.to, c.way), func(t *testing.T) {
 			var args []string
