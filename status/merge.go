@@ -27,6 +27,15 @@ const (
 	targetLabel = "scrape_target"
 )
 
+// Metrics of a scrape about itself, which are in no registry.
+const (
+	sourceUp         = "istio_agent_scrape_source_up"
+	sourceInvalid    = "istio_agent_scrape_source_invalid_lines"
+	sourceDuplicates = "istio_agent_scrape_source_duplicate_families"
+)
+
+var reportNames = []string{sourceUp, sourceInvalid, sourceDuplicates}
+
 // timeoutOf leaves a tenth of what the scraper waits for the way back.
 func timeoutOf(r *http.Request) time.Duration {
 	seconds, err := strconv.ParseFloat(r.Header.Get(timeoutHeader), 64)
@@ -207,6 +216,7 @@ func (sc *scrape) format(ctx context.Context, wait time.Duration) exposition.For
 // write writes the sources one after the other. While one is written the next ones answer, as far as their sockets have
 // room.
 func (sc *scrape) write(m *exposition.Merger) {
+	m.Reserve(reportNames...)
 	copied, err := m.Copy(bytes.NewReader(sc.own), exposition.Source{})
 	sc.agent.copied, sc.agent.err = copied, errors.Join(sc.agent.err, err)
 	if sc.envoy != nil {
@@ -266,9 +276,9 @@ func (sc *scrape) report(m *exposition.Merger) {
 	head := func(b *bytes.Buffer, name, help string) {
 		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
 	}
-	head(&up, "istio_agent_scrape_source_up", "Whether a source is in this scrape, and whole.")
-	head(&invalid, "istio_agent_scrape_source_invalid_lines", "Lines of a source that were left out of this scrape because they are not valid.")
-	head(&taken, "istio_agent_scrape_source_duplicate_families", "Families of a source that were left out of this scrape because another has their name.")
+	head(&up, sourceUp, "Whether a source is in this scrape, and whole.")
+	head(&invalid, sourceInvalid, "Lines of a source that were left out of this scrape because they are not valid.")
+	head(&taken, sourceDuplicates, "Families of a source that were left out of this scrape because another has their name.")
 	for _, src := range sc.sources() {
 		sc.failed(src)
 		labels := fmt.Sprintf("{source=%q,target=%q}", src.kind, src.name)
@@ -277,10 +287,11 @@ func (sc *scrape) report(m *exposition.Merger) {
 			whole = 0
 			m.Comment(src.complaint())
 		}
-		fmt.Fprintf(&up, "istio_agent_scrape_source_up%s %d\n", labels, whole)
-		fmt.Fprintf(&invalid, "istio_agent_scrape_source_invalid_lines%s %d\n", labels, src.copied.Invalid)
-		fmt.Fprintf(&taken, "istio_agent_scrape_source_duplicate_families%s %d\n", labels, src.copied.Duplicates)
+		fmt.Fprintf(&up, "%s%s %d\n", sourceUp, labels, whole)
+		fmt.Fprintf(&invalid, "%s%s %d\n", sourceInvalid, labels, src.copied.Invalid)
+		fmt.Fprintf(&taken, "%s%s %d\n", sourceDuplicates, labels, src.copied.Duplicates)
 	}
+	m.Release(reportNames...)
 	_, _ = m.Copy(io.MultiReader(&up, &invalid, &taken), exposition.Source{})
 }
 

@@ -82,7 +82,9 @@ func TestMetricsOfAgentAndRealEnvoyAreOneValidScrape(t *testing.T) {
 }
 
 // startEnvoy starts a real Envoy and gives its admin address.
-func startEnvoy(t *testing.T) (addr string) {
+func startEnvoy(t *testing.T) (addr string) { return startEnvoyOf(t, testenv.Envoy(t)) }
+
+func startEnvoyOf(t *testing.T, path string) (addr string) {
 	t.Helper()
 	dir := t.TempDir()
 	config, address := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "address")
@@ -90,7 +92,7 @@ func startEnvoy(t *testing.T) (addr string) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, testenv.Envoy(t), "-c", config, "--disable-hot-restart", "--admin-address-path", address, "-l", "error")
+	cmd := exec.CommandContext(ctx, path, "-c", config, "--disable-hot-restart", "--admin-address-path", address, "-l", "error")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

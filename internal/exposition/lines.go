@@ -3,6 +3,7 @@ package exposition
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 )
 
@@ -15,6 +16,7 @@ const (
 // lines gives the lines of a stream. It holds the longest of them in memory, and no more.
 type lines struct {
 	from     io.Reader
+	most     int64 // bytes; 0 is no bound
 	buf      []byte
 	at, end  int
 	err      error
@@ -25,7 +27,7 @@ type lines struct {
 	tooLong int
 }
 
-func newLines(r io.Reader) *lines { return &lines{from: r} }
+func newLines(r io.Reader, most int64) *lines { return &lines{from: r, most: most} }
 
 // next gives the next whole line without its end; it is good until the next call. A last line that does not end is
 // dropped: nobody can tell whether it is whole.
@@ -58,6 +60,10 @@ func (l *lines) next() ([]byte, bool) {
 
 // more reads on. What is left of the last line is moved to the beginning.
 func (l *lines) more() {
+	if l.most > 0 && l.bytes > l.most {
+		l.err = &TooMuchError{fmt.Sprintf("%d bytes", l.most)}
+		return
+	}
 	if l.buf == nil {
 		l.buf = make([]byte, firstBuffer)
 	}
@@ -68,8 +74,12 @@ func (l *lines) more() {
 	if l.end == len(l.buf) {
 		l.buf = append(l.buf, make([]byte, len(l.buf))...)
 	}
+	room := l.buf[l.end:]
+	if l.most > 0 {
+		room = room[:min(int64(len(room)), l.most-l.bytes+1)]
+	}
 	for range 100 { // a reader may give nothing a few times, but not for ever
-		n, err := l.from.Read(l.buf[l.end:])
+		n, err := l.from.Read(room)
 		l.end += n
 		l.bytes += int64(n)
 		l.err = err

@@ -41,6 +41,20 @@ func NewMerger(w io.Writer, f Format) *Merger {
 	return &Merger{out: bufio.NewWriterSize(w, 64<<10), format: f, names: newNames()}
 }
 
+// Reserve keeps names of families from the sources that are copied until Release.
+func (m *Merger) Reserve(names ...string) {
+	for _, name := range names {
+		m.names.taken[m.names.hash(name, "")] = claim{kind: gauge}
+	}
+}
+
+// Release gives reserved names free.
+func (m *Merger) Release(names ...string) {
+	for _, name := range names {
+		delete(m.names.taken, m.names.hash(name, ""))
+	}
+}
+
 // Join has the families of the spools written with those of the same name and type of the sources copied next, so that
 // one name is one family. Flush writes what is left of them.
 func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
@@ -50,7 +64,7 @@ func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
 func (m *Merger) Copy(from io.Reader, s Source) (Copied, error) {
 	m.source++
 	c := &copier{Merger: m, from: s.Format, rename: s.Rename}
-	r := &reader{in: newLines(from), format: s.Format, visit: c, most: s.Limits}
+	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits}
 	err := r.read()
 	return c.result(r), err
 }

@@ -56,10 +56,6 @@ func (r *reader) read() error {
 		if !ok {
 			break
 		}
-		if r.most.Bytes > 0 && r.in.bytes > r.most.Bytes {
-			r.close()
-			return &TooMuchError{fmt.Sprintf("%d bytes", r.most.Bytes)}
-		}
 		if err := r.one(line); err != nil {
 			r.close()
 			return err
