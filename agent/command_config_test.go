@@ -1,0 +1,155 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// ask runs one of the agent's commands to its end.
+func (s *setup) ask(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	s.args = args
+	cmd := s.command()
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = s.dir, s.env, &out, &errOut
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
+}
+
+func TestEachEnvoyChecksTheBootstrap(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.1.1")
+	s.write(t, "good.yaml", "layered_runtime: {layers: [{name: own, static_layer: {a: 1}}]}\n")
+	s.write(t, "bad.yaml", "- {op: add, path: /static_resources/clusters/-, value: {name: x, type: STATIC, transport_socket: {name: no.such.socket}}}\n")
+	env := s.env
+	for _, version := range testenv.EnvoyVersions() {
+		for _, kind := range []string{"sidecar", "router", "waypoint"} {
+			s.env = append(env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), "ISTIO_BOOTSTRAP_OVERRIDE=good.yaml", "PROXY_MEMORY_LIMIT=256Mi")
+			out, errOut, code := s.ask(t, "bootstrap", kind, "--validate")
+			if code != 0 || !strings.Contains(errOut, "Envoy "+version) || !json.Valid([]byte(out)) || !strings.Contains(out, `"own"`) {
+				t.Errorf("%s as a %s: code %d, %s", version, kind, code, errOut)
+			}
+		}
+		s.env = append(env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), "ISTIO_BOOTSTRAP_OVERRIDE=bad.yaml")
+		out, errOut, code := s.ask(t, "bootstrap", "--validate")
+		if code != 2 || out != "" || !strings.Contains(errOut, "does not take this bootstrap") || !strings.Contains(errOut, "no.such.socket") {
+			t.Errorf("%s takes a socket that is not there: code %d, %s%s", version, code, out, errOut)
+		}
+	}
+}
+
+func TestBootstrapOfGRPCClientsIsWrittenForAllToRead(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.2.1")
+	s.env = append(s.env, "DISABLE_ENVOY=true", "GRPC_XDS_BOOTSTRAP=./shared/grpc.json", "OUTPUT_CERTS=./certs")
+	want, errOut, code := s.ask(t, "bootstrap", "--grpc")
+	if code != 0 || !strings.Contains(want, `"server_uri": "unix://`+s.dir+`/etc/istio/proxy/XDS"`) || !strings.Contains(want, s.dir+"/certs/key.pem") {
+		t.Fatalf("code %d: %s%s", code, want, errOut)
+	}
+	s.args = []string{"proxy", "sidecar"}
+	r := s.start(t)
+	file := filepath.Join(s.dir, "shared", "grpc.json")
+	r.eventually("the agent answers", func() error {
+		_, _, err := r.http("GET", "15020/healthz/live")
+		return err
+	})
+	got, err := os.ReadFile(file)
+	if err != nil || string(got) != want {
+		t.Errorf("written was %s (%v), want what --grpc prints: %s", got, err, want)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("mode %v %v: applications of other users cannot read it", info.Mode(), err)
+	}
+	if info, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy", bootstrapFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("Envoy's bootstrap: %v %v, want mode 0600", info.Mode(), err)
+	}
+}
+
+// Nothing is started, and nothing written, of what its author did not want.
+func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.3.1")
+	s.write(t, "broken.json", `{"admin": `)
+	s.write(t, "unknown.json", `{"static_resorces": {}}`)
+	s.write(t, "harmful.json", `[{"op": "remove", "path": "/dynamic_resources"}]`)
+	s.write(t, "template.json", `{"node": {"id": "{{ .nodeID }}"}}`)
+	env := s.env
+	for setting, want := range map[string]string{
+		"ISTIO_BOOTSTRAP_OVERRIDE=missing.json":          "missing.json: no such file",
+		"ISTIO_BOOTSTRAP_OVERRIDE=broken.json":           "broken.json",
+		"ISTIO_BOOTSTRAP_OVERRIDE=unknown.json":          "static_resorces",
+		"ISTIO_BOOTSTRAP_OVERRIDE=harmful.json":          "dynamic_resources",
+		"ISTIO_BOOTSTRAP=template.json":                  "Go template",
+		"ISTIO_BOOTSTRAP=missing.json":                   "missing.json: no such file",
+		"PROXY_CONFIG={customConfigFile: ./broken.json}": "broken.json",
+	} {
+		s.env = append(env, setting)
+		for _, command := range [][]string{{"proxy", "sidecar"}, {"config"}, {"bootstrap"}} {
+			out, errOut, code := s.ask(t, command...)
+			if code != 2 || !strings.Contains(errOut, want) {
+				t.Errorf("%s %v: code %d, %s%s; want 2 and %q", setting, command, code, out, errOut, want)
+			}
+		}
+		if _, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy", bootstrapFile)); err == nil {
+			t.Errorf("%s: a bootstrap was written all the same", setting)
+		}
+	}
+}
+
+func TestOverrideReachesTheRunningEnvoy(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.4.1")
+	s.write(t, "override.yaml", "layered_runtime: {layers: [{name: own, static_layer: {of.the.override: $(HOST_IP)}}]}\n")
+	s.env = append(s.env, "ISTIO_BOOTSTRAP_OVERRIDE=override.yaml", "HOST_IP=10.11.12.13")
+	r := s.start(t)
+	r.eventually("Envoy has the override", func() error {
+		_, body, err := r.http("GET", "15000/runtime")
+		if err == nil && !strings.Contains(body, "10.11.12.13") {
+			err = errors.New(body)
+		}
+		return err
+	})
+}
+
+func TestCompletionIsThere(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.5.1")
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		out, errOut, code := s.ask(t, "completion", shell)
+		if code != 0 || !strings.Contains(out, "pilotfish-agent") {
+			t.Errorf("%s: code %d, %s", shell, code, errOut)
+		}
+	}
+	if out, errOut, code := s.ask(t, "__complete", "bootstrap", "--val"); code != 0 || !strings.Contains(out, "--validate") {
+		t.Errorf("completing a flag: code %d, %s%s", code, out, errOut)
+	}
+}
+
+func TestWrongUseOfTheCommandsIsTold(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.6.1")
+	for line, want := range map[string]string{
+		"config -o xml":               "table, json or yaml",
+		"bootstrap -o table":          "json or yaml",
+		"bootstrap --grpc --validate": "one of them",
+		"config ztunnel":              "an agent of its own",
+		"bootstrap a b":               "--help",
+		"config --concurency 2":       "--concurency",
+	} {
+		if out, errOut, code := s.ask(t, strings.Fields(line)...); code != 2 || out != "" || !strings.Contains(errOut, want) {
+			t.Errorf("%s: code %d, %s%s; want 2 and %q", line, code, out, errOut, want)
+		}
+	}
+}

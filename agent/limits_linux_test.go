@@ -1,0 +1,29 @@
+package agent
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// The kernel's limit is what the control group of this very agent has, not one that the test tells it.
+func TestEnvoyIsStartedWithinTheLimitsOfItsControlGroup(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.7.1")
+	s.env = append(s.env, `PROXY_CONFIG={discoveryAddress: "`+s.cp.address+`"}`)
+	memory := smallGroup(t, "1073741824")
+	s.within = []string{"sh", "-c", `echo $$ >"` + memory + `" && exec "$0" "$@"`}
+	out, errOut, code := s.ask(t, "config", "-o", "json")
+	if code != 0 || !strings.Contains(out, `"value": "1073741824"`) || !strings.Contains(out, sourceCgroup) {
+		t.Fatalf("config says code %d, %s%s", code, out, errOut)
+	}
+	s.args = []string{"proxy", "sidecar"}
+	r := s.start(t)
+	r.eventually("Envoy watches its heap", func() error {
+		_, body, err := r.http("GET", "15000/stats?filter=overload.envoy.resource_monitors.fixed_heap.pressure")
+		if err == nil && !strings.Contains(body, "fixed_heap.pressure") {
+			err = errors.New(body)
+		}
+		return err
+	})
+}
