@@ -184,6 +184,32 @@ func (a *Admin) ConfigDump(ctx context.Context, resource string) (json.RawMessag
 	return a.do(ctx, http.MethodGet, "/config_dump", query, mostDump)
 }
 
+// RedactedConfigDump writes a dump as ConfigDump gives it, without its secrets and without endpoints. A dump that is larger
+// than most is an error, and what was written of it then is no JSON.
+func (a *Admin) RedactedConfigDump(ctx context.Context, resource string, most int64, to io.Writer) error {
+	query := url.Values{}
+	if resource != "" {
+		query.Set("resource", resource)
+	}
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
+	resp, err := a.send(ctx, http.MethodGet, "/config_dump", query)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, mostVersionOutput))
+		return &StatusError{Path: "/config_dump", Status: resp.StatusCode, Body: firstLine(string(body))}
+	}
+	limited := &io.LimitedReader{R: resp.Body, N: most}
+	err = Redact(to, limited)
+	if err != nil && limited.N <= 0 {
+		return fmt.Errorf("the configuration of Envoy is larger than %d bytes", most)
+	}
+	return err
+}
+
 // SetLogLevel changes levels at run time: "info" for all components, or "upstream:debug,config:trace" for some.
 func (a *Admin) SetLogLevel(ctx context.Context, level string) error {
 	query := url.Values{"level": {level}}
@@ -215,17 +241,9 @@ func (a *Admin) getJSON(ctx context.Context, path string, query url.Values, most
 func (a *Admin) do(ctx context.Context, method, path string, query url.Values, most int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
-	target := "http://envoy-admin" + path
-	if len(query) > 0 {
-		target += "?" + query.Encode()
-	}
-	req, err := http.NewRequestWithContext(ctx, method, target, nil)
+	resp, err := a.send(ctx, method, path, query)
 	if err != nil {
-		return nil, fmt.Errorf("asking Envoy's admin for %s: %w", path, err)
-	}
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("asking Envoy's admin (%s) for %s: %w", a.addr, path, withoutURL(err))
+		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
@@ -253,6 +271,22 @@ func withoutURL(err error) error {
 		return urlErr.Err
 	}
 	return err
+}
+
+func (a *Admin) send(ctx context.Context, method, path string, query url.Values) (*http.Response, error) {
+	target := "http://envoy-admin" + path
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target, nil)
+	if err != nil {
+		return nil, fmt.Errorf("asking Envoy's admin for %s: %w", path, err)
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("asking Envoy's admin (%s) for %s: %w", a.addr, path, withoutURL(err))
+	}
+	return resp, nil
 }
 
 func firstLine(text string) string {

@@ -1,0 +1,173 @@
+package envoy
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+)
+
+// redacted stands where a secret was.
+const redacted = "[redacted]"
+
+// deepestJSON bounds the nesting of what is redacted; Envoy's own configuration stays far below.
+const deepestJSON = 256
+
+// secretNames are parts of the names of fields and headers whose values are nobody's business: in Envoy's own
+// configuration, in that of filters, and in what users put into metadata.
+var secretNames = regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|client[_-]?secret|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key`)
+
+// secretTexts are secrets by their own looks, wherever they stand.
+var secretTexts = regexp.MustCompile(`(?i)-----BEGIN [A-Z ]*PRIVATE KEY-----|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.|[a-z][a-z0-9+.-]*://[^/@\s:]+:[^/@\s]+@`)
+
+// places are texts within a secret that say where it is, not what it is.
+var places = map[string]bool{"@type": true, "filename": true, "path": true, "watched_directory": true, "provider_name": true, "name": true}
+
+// Redact copies JSON and leaves secrets out: the values of fields and headers that are named as secrets are, and texts that
+// look like them. It holds no more than one value in memory at a time.
+func Redact(to io.Writer, from io.Reader) error {
+	in := json.NewDecoder(from)
+	in.UseNumber()
+	out := bufio.NewWriter(to)
+	r := &redactor{in: in, out: out}
+	if err := r.value("", false, 0); err != nil {
+		return fmt.Errorf("leaving secrets out of JSON: %w", err)
+	}
+	if err := out.WriteByte('\n'); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+type redactor struct {
+	in  *json.Decoder
+	out *bufio.Writer
+}
+
+// value copies one value. The name is that of the field that it is the value of, and hidden says that it is of a secret.
+func (r *redactor) value(name string, hidden bool, depth int) error {
+	if depth > deepestJSON {
+		return fmt.Errorf("nested deeper than %d", deepestJSON)
+	}
+	t, err := r.in.Token()
+	if err != nil {
+		return atEnd(err)
+	}
+	switch v := t.(type) {
+	case json.Delim:
+		if v == '[' {
+			return r.array(name, hidden, depth)
+		}
+		return r.object(hidden, depth)
+	case string:
+		if hidden && !places[name] || secretTexts.MatchString(v) {
+			v = redacted
+		}
+		return r.write(v)
+	}
+	return r.write(t)
+}
+
+// atEnd makes an error of an end that came too early.
+func atEnd(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+func (r *redactor) write(v any) error {
+	text, err := json.Marshal(v)
+	if err == nil {
+		_, err = r.out.Write(text)
+	}
+	return err
+}
+
+func (r *redactor) array(name string, hidden bool, depth int) error {
+	_ = r.out.WriteByte('[')
+	for first := true; r.in.More(); first = false {
+		if !first {
+			_ = r.out.WriteByte(',')
+		}
+		if err := r.value(name, hidden, depth+1); err != nil {
+			return err
+		}
+	}
+	return r.close(']')
+}
+
+// object copies a list of fields. In Envoy's configuration a header is {"key": …, "value": …}, in that order.
+func (r *redactor) object(hidden bool, depth int) error {
+	_ = r.out.WriteByte('{')
+	header := false
+	for first := true; r.in.More(); first = false {
+		t, err := r.in.Token()
+		if err != nil {
+			return atEnd(err)
+		}
+		name, _ := t.(string)
+		if !first {
+			_ = r.out.WriteByte(',')
+		}
+		if err := r.write(name); err != nil {
+			return err
+		}
+		_ = r.out.WriteByte(':')
+		switch {
+		case !hidden && namesHeader[name]:
+			header, err = r.headerName(depth)
+		default:
+			err = r.value(name, hidden || secretNames.MatchString(name) || header && holdsHeader[name], depth+1)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return r.close('}')
+}
+
+var (
+	namesHeader = map[string]bool{"key": true, "header_name": true, "header": true}
+	holdsHeader = map[string]bool{"value": true, "raw_value": true, "string_value": true, "exact_match": true, "string_match": true}
+)
+
+// headerName copies what may be the name of a header, and says whether that header is a secret.
+func (r *redactor) headerName(depth int) (bool, error) {
+	t, err := r.in.Token()
+	if err != nil {
+		return false, atEnd(err)
+	}
+	switch v := t.(type) {
+	case json.Delim:
+		if v == '[' {
+			return false, r.array("", false, depth+1)
+		}
+		return false, r.object(false, depth+1)
+	case string:
+		secret := secretNames.MatchString(v)
+		if secretTexts.MatchString(v) {
+			v = redacted
+		}
+		return secret, r.write(v)
+	}
+	return false, r.write(t)
+}
+
+func (r *redactor) close(with byte) error {
+	if _, err := r.in.Token(); err != nil {
+		return atEnd(err)
+	}
+	return r.out.WriteByte(with)
+}
+
+// RedactText leaves out of a line what looks like a secret.
+func RedactText(line string) string {
+	if !secretTexts.MatchString(line) {
+		return line
+	}
+	return strings.TrimSpace(secretTexts.ReplaceAllString(line, redacted))
+}

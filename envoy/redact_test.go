@@ -1,0 +1,125 @@
+package envoy
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func redactedText(t *testing.T, text string) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Redact(&out, strings.NewReader(text)); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return strings.TrimSpace(out.String())
+}
+
+func TestSecretsAreLeftOut(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{`{"private_key": {"inline_bytes": "c2VjcmV0"}}`, `{"private_key":{"inline_bytes":"[redacted]"}}`},
+		{`{"private_key": {"filename": "/etc/key.pem"}}`, `{"private_key":{"filename":"/etc/key.pem"}}`},
+		{`{"request_headers_to_add": [{"header": {"key": "Authorization", "value": "abc"}, "append": true}]}`,
+			`{"request_headers_to_add":[{"header":{"key":"Authorization","value":"[redacted]"},"append":true}]}`},
+		{`{"initial_metadata": [{"key": "x-api-key", "value": "abc"}, {"key": "x-team", "value": "books"}]}`,
+			`{"initial_metadata":[{"key":"x-api-key","value":"[redacted]"},{"key":"x-team","value":"books"}]}`},
+		{`{"access_token": "abc", "max_tokens": 100, "rate": 0.50}`, `{"access_token":"[redacted]","max_tokens":100,"rate":0.50}`},
+		{`{"tls_certificate_sds_secret_configs": [{"name": "default"}]}`, `{"tls_certificate_sds_secret_configs":[{"name":"default"}]}`},
+		{`{"text": "-----BEGIN EC PRIVATE KEY-----\nabc"}`, `{"text":"[redacted]"}`},
+		{`["Bearer abcdefghijkl", "postgres://user:word@db/x", "https://example.com/a:b"]`, `["[redacted]","[redacted]","https://example.com/a:b"]`},
+		{`{"password_list": ["a", ["b"]], "x": null, "y": true}`, `{"password_list":["[redacted]",["[redacted]"]],"x":null,"y":true}`},
+		{`{"name": "authorization", "string_match": {"exact": "abc"}}`, `{"name":"authorization","string_match":{"exact":"abc"}}`},
+		{`{"key": {"key": "cookie", "value": "a"}, "value": "b"}`, `{"key":{"key":"cookie","value":"[redacted]"},"value":"b"}`},
+		{`"plain"`, `"plain"`},
+	} {
+		if got := redactedText(t, c.in); got != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", c.in, got, c.want)
+		}
+	}
+}
+
+func TestBrokenJSONIsAnErrorAndNotAPanic(t *testing.T) {
+	for _, text := range []string{"", "{", `{"a"`, `{"a":`, `{"key":`, "[1,", "[1}", "nope", strings.Repeat("[", 100000)} {
+		var out bytes.Buffer
+		if err := Redact(&out, strings.NewReader(text)); err == nil {
+			t.Errorf("%.20s was taken", text)
+		}
+	}
+}
+
+func TestConfigDumpOfARealEnvoyKeepsItsFormWithoutSecrets(t *testing.T) {
+	bootstrap := strings.Replace(staticBootstrap, "admin:", `node: {id: a, cluster: b, metadata: {DB_PASSWORD: very-hidden, TEAM: books}}
+admin:`, 1)
+	p, admin := startEnvoy(t, bootstrap)
+	awaitReady(t, p, admin)
+	var out bytes.Buffer
+	if err := admin.RedactedConfigDump(t.Context(), "", 8<<20, &out); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); strings.Contains(text, "very-hidden") || !strings.Contains(text, "books") || !strings.Contains(text, `"echo"`) {
+		t.Errorf("the dump: %s", text)
+	}
+	if !json.Valid(out.Bytes()) {
+		t.Error("the dump is not JSON any more")
+	}
+	if err := admin.RedactedConfigDump(t.Context(), "", 100, &out); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("a dump beyond the bound: %v", err)
+	}
+}
+
+func FuzzRedact(f *testing.F) {
+	for _, seed := range []string{`{"password":"a","b":[1,{"c":null}]}`, `{"key":"authorization","value":{"a":["x"]}}`, `[["Bearer abcdefghijkl"]]`, `{"key":1,"value":2}`, `1e400`, `"\ud800"`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var out bytes.Buffer
+		err := Redact(&out, strings.NewReader(text))
+		if err != nil {
+			return
+		}
+		if !json.Valid(out.Bytes()) {
+			t.Fatalf("%q became %q", text, out.String())
+		}
+		var again bytes.Buffer
+		if err := Redact(&again, bytes.NewReader(out.Bytes())); err != nil || again.String() != out.String() {
+			t.Fatalf("done twice it is another: %q, %q, %v", out.String(), again.String(), err)
+		}
+		if !json.Valid([]byte(text)) {
+			return // a whole value, and something after it
+		}
+		if diff := cmp.Diff(shape(t, []byte(text)), shape(t, out.Bytes())); diff != "" {
+			t.Fatalf("the form changed: %s", diff)
+		}
+	})
+}
+
+// shape is a JSON value with all texts alike. Of fields with the same name the last counts.
+func shape(t *testing.T, text []byte) any {
+	var v any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		t.Fatal(err)
+	}
+	return blank(v)
+}
+
+func blank(v any) any {
+	switch v := v.(type) {
+	case string:
+		return ""
+	case []any:
+		for i := range v {
+			v[i] = blank(v[i])
+		}
+	case map[string]any:
+		for k := range v {
+			v[k] = blank(v[k])
+		}
+	}
+	return v
+}
+
