@@ -34,7 +34,7 @@ func (p *Prober) GRPC(ctx context.Context, s Spec, userAgent string) error {
 	defer func() { _ = conn.Close() }()
 	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: s.GRPC.Service})
 	if err != nil {
-		return s.failed(ctx, explainGRPC(err, s.GRPC.Service))
+		return s.failed(ctx, explainGRPC(err, s))
 	}
 	if got := answer.GetStatus(); got != grpc_health_v1.HealthCheckResponse_SERVING {
 		return fmt.Errorf("%s: the answer is %s", s, got)
@@ -58,12 +58,14 @@ func grpcOptions(userAgent string) []grpc.DialOption {
 	}
 }
 
-func explainGRPC(err error, service string) error {
+func explainGRPC(err error, s Spec) error {
 	switch status := grpcstatus.Convert(err); status.Code() {
 	case codes.Unimplemented:
 		return errors.New("the application has no gRPC health service (grpc.health.v1.Health)")
 	case codes.NotFound:
-		return fmt.Errorf("the application's health service does not know the service %q", service)
+		return fmt.Errorf("the application's health service does not know the service %q", s.GRPC.Service)
+	case codes.DeadlineExceeded: // told by the server, which knows the time that the probe has
+		return TooLate(s.Timeout)
 	default:
 		return fmt.Errorf("%s: %s", status.Code(), status.Message())
 	}

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -93,7 +94,7 @@ func TestHostileGRPCServersEndInTime(t *testing.T) {
 		return nil
 	}}
 	failing := answering{check: func(context.Context) error { return status.Error(codes.Internal, strings.Repeat("z", 1000)) }}
-	silent := raw(t, func(conn net.Conn) { _, _ = conn.Read(make([]byte, 1)) })
+	silent := raw(t, func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
 	http1 := raw(t, func(conn net.Conn) { _, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\n\r\n")) })
 	asGRPC := func(s Spec, timeout time.Duration) Spec {
 		if s.HTTP != nil {

@@ -85,7 +85,7 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;")
 			forever(conn, chunk, &written)
 		}, 0, 0, "reading the answer's body"},
-		{"no answer", func(conn net.Conn) { _, _ = conn.Read(make([]byte, 1)) }, 50 * time.Millisecond, 0, "no answer within 50ms"},
+		{"no answer", func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, 50 * time.Millisecond, 0, "no answer within 50ms"},
 		{"header byte by byte", func(conn net.Conn) {
 			for _, b := range []byte("HTTP/1.1 200 OK\r\n" + strings.Repeat("X: y\r\n", 1000)) {
 				if _, err := conn.Write([]byte{b}); err != nil {
@@ -171,7 +171,7 @@ func allocated() uint64 {
 }
 
 func TestTLSThatNeverEndsItsHandshakeEndsWithTheTimeout(t *testing.T) {
-	spec := raw(t, func(conn net.Conn) { _, _ = conn.Read(make([]byte, 1)) })
+	spec := raw(t, func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
 	spec.HTTP.TLS, spec.Timeout = true, 50*time.Millisecond
 	if _, err := prober(t, Config{HTTP2: true}).HTTP(t.Context(), spec, Request{}); err == nil || !strings.Contains(err.Error(), "no answer within 50ms") {
 		t.Errorf("error %v", err)
