@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
+	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
 const proxyHelp = `Run Envoy as a proxy of the mesh: resolve the configuration, serve Envoy its certificates and
@@ -54,8 +55,6 @@ func newProxyCommand() *cobra.Command {
 	o.addTo(c.Flags())
 	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the configuration with the source of each value, and the bootstrap, and end")
 	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "format of --dry-run: table, json or yaml")
-	c.Flags().BoolVar(&o.flags.Restart, "restart", false,
-		"start Envoy again when it dies, unless it keeps dying; without it the agent ends with Envoy, for an orchestrator to restart")
 	c.Flags().SortFlags = false
 	return c
 }
@@ -136,6 +135,10 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log
 		return nil, nil, err
 	}
 	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
+		if meant := nearest.Within(name, flagNames(cmd.Flags()), mistakes(name)); meant != "" {
+			log.Warn("unknown flag ignored; is it one that is misspelt?", "flag", name, "nearest", meant)
+			continue
+		}
 		log.Warn("unknown flag ignored", "flag", name)
 	}
 	config, err := o.resolve(cmd, args)
@@ -186,6 +189,13 @@ func unknownFlags(known *pflag.FlagSet, commandLine []string) []string {
 		}
 	}
 	return unknown
+}
+
+// flagNames are the flags of a set, as they are written.
+func flagNames(set *pflag.FlagSet) []string {
+	var names []string
+	set.VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+	return names
 }
 
 // interfaceAddresses are the machine's addresses but loopback and link-local ones; IPv4 first, as they are listed.

@@ -41,7 +41,6 @@ func newRunCommand() *cobra.Command {
 		},
 	}
 	o.addTo(c.Flags())
-	c.Flags().BoolVar(&o.flags.Restart, "restart", false, "start Envoy again when it dies, unless it keeps dying")
 	c.Flags().IntVar(&timeoutSeconds, "timeoutSeconds", 60, "how long to wait for the proxy to be ready")
 	return c
 }

@@ -151,6 +151,18 @@ func TestEveryFlagOfTheContractHasItsEffect(t *testing.T) {
 	}
 }
 
+func TestMeshFileThatWasNamedAndIsNotThereIsTold(t *testing.T) {
+	inDir(t, nil)
+	in := env()
+	in.Flags = Flags{MeshConfig: "missing", Given: map[string]bool{"meshConfig": true}}
+	if c := resolve(t, in); len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "--meshConfig missing") {
+		t.Errorf("warnings: %q", c.Warnings)
+	}
+	if c := resolve(t, env()); len(c.Warnings) != 0 {
+		t.Errorf("the usual place may be empty: %q", c.Warnings)
+	}
+}
+
 func TestProfilesAreOfferedUnlessTheFlagSaysNo(t *testing.T) {
 	inDir(t, nil)
 	if !resolve(t, env()).Profiling {

@@ -317,14 +317,16 @@ func TestStartIsRefusedWithTheReason(t *testing.T) {
 func TestUnknownFlagIsToleratedWithAWarning(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.17.1")
-	s.args = []string{"proxy", "sidecar", "--someFlagOfTomorrow=1", "--stsPort=0", "--profiling=false", "--log_output_level=default:info"}
+	s.args = []string{"proxy", "sidecar", "--someFlagOfTomorrow=1", "--concurency=3", "--stsPort=0", "--profiling=false", "--log_output_level=default:info"}
 	s.env = append(s.env, "ENVOY_PATH=/nowhere/envoy")
 	r := s.start(t)
 	if code := r.exit(); code != 127 {
 		t.Errorf("exit code %d: the flag was not tolerated", code)
 	}
-	if !strings.Contains(r.out.String(), "--someFlagOfTomorrow") {
-		t.Error("no warning names the flag")
+	for _, want := range []string{"flag=--someFlagOfTomorrow", "flag=--concurency nearest=--concurrency"} {
+		if !strings.Contains(r.out.String(), want) {
+			t.Errorf("no warning says %q", want)
+		}
 	}
 }
 

@@ -114,6 +114,9 @@ func (r *resolver) proxyConfig() error {
 		return err
 	}
 	r.mesh = mesh
+	if doc == nil && r.in.Flags.Given["meshConfig"] {
+		r.env.warn("--meshConfig %s: there is no such file, or nothing in it; the defaults hold", r.file)
+	}
 	if section := doc.Section("defaultConfig"); section != nil {
 		r.layers.add(mesh.GetDefaultConfig(), section, "mesh file "+r.file)
 	}
