@@ -62,7 +62,9 @@ func New(o Options) (*Agent, error) {
 		metrics:   prometheus.NewRegistry(),
 		orders:    newOrders(),
 	}
-	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	// Without the prefix they would be taken for the application's, whose metrics are joined to these.
+	prometheus.WrapRegistererWithPrefix("istio_agent_", a.metrics).MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.control = newControl(o.Config, o.Logger)
 	var err error
 	if a.levels, err = a.newLevels(); err != nil {

@@ -49,7 +49,7 @@ func TestProxyTellsWhatItWaitsForUntilItIsReady(t *testing.T) {
 	if _, body, _ := r.http("GET", "15020/debug/xdsz"); !strings.Contains(body, listenerType) {
 		t.Errorf("/debug/xdsz does not tell of listeners: %s", body)
 	}
-	if _, body, _ := r.http("GET", "15020/metrics"); !strings.Contains(body, "envoy_server_live") || !strings.Contains(body, "go_goroutines") {
+	if _, body, _ := r.http("GET", "15020/metrics"); !strings.Contains(body, "envoy_server_live") || !strings.Contains(body, "\nistio_agent_go_goroutines") {
 		t.Error("/metrics has not the metrics of both agent and Envoy")
 	}
 	if got, want := s.cp.node.Load().GetId(), "sidecar~127.88.1.1~shop-1.books~books.svc.cluster.local"; got != want {
