@@ -138,11 +138,21 @@ func (r *resolver) tracingProvider() *meshv1.MeshConfig_ExtensionProvider {
 	for _, p := range r.mesh.GetExtensionProviders() {
 		if p.GetName() == names[0] {
 			r.env.note("tracingProvider", p.GetName(), "mesh file "+r.file)
+			r.metadataFromEnvironment(p)
 			return p
 		}
 	}
 	r.fail("mesh file %s: defaultProviders.tracing names %q, which extensionProviders does not have", r.file, names[0])
 	return nil
+}
+
+// metadataFromEnvironment puts the values of variables into the provider's gRPC metadata, which Envoy sends as they are.
+func (r *resolver) metadataFromEnvironment(p *meshv1.MeshConfig_ExtensionProvider) {
+	for _, h := range p.GetOpentelemetry().GetGrpc().GetInitialMetadata() {
+		if value, ok := r.env.vars[h.GetEnvName()]; ok && h.GetEnvName() != "" {
+			h.HeaderValue = &meshv1.MeshConfig_ExtensionProvider_HttpHeader_Value{Value: value}
+		}
+	}
 }
 
 // fail notes an error that is told with all others when everything has been looked at.

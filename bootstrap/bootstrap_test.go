@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"bytes"
 	"flag"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +15,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -157,6 +160,52 @@ func TestBadInputIsRefusedWithItsNameAndRemedy(t *testing.T) {
 			func(c *Config) { c.ProxyConfig.StatsdUdpAddress = "statsd:9125" },
 			[]string{"statsdUdpAddress", "statsd:9125"},
 		},
+		"long flush interval": {
+			func(c *Config) { c.Annotations = map[string]string{annotationFlush: "5m"} },
+			[]string{annotationFlush, "5m0s", "less than 5m"},
+		},
+		"eviction between flushes": {
+			func(c *Config) { c.Annotations = map[string]string{annotationFlush: "2s", annotationEviction: "5s"} },
+			[]string{annotationEviction, "5s", "multiple of 2s"},
+		},
+		"compression": {
+			func(c *Config) { c.Annotations = map[string]string{annotationCompress: "gzip,lzma"} },
+			[]string{annotationCompress, `"lzma"`, "brotli, zstd or gzip"},
+		},
+		"collector": {
+			func(c *Config) {
+				c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Zipkin_{Zipkin: &meshv1.Tracing_Zipkin{Address: "zipkin"}}}
+			},
+			[]string{"tracing.zipkin.address", `"zipkin"`, "host:port"},
+		},
+		"collector on an unknown node": {
+			func(c *Config) {
+				c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Datadog_{Datadog: &meshv1.Tracing_Datadog{Address: "$(HOST_IP):1"}}}
+			},
+			[]string{"tracing.datadog.address", "HOST_IP"},
+		},
+		"metadata of a collector": {
+			func(c *Config) {
+				c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Lightstep_{Lightstep: &meshv1.Tracing_Lightstep{Address: "a:1", AccessToken: "5%"}}}
+			},
+			[]string{"tracing.lightstep.address", lightstepTokenHeader, "%"},
+		},
+		"certificate of a client": {
+			func(c *Config) {
+				c.ProxyConfig.EnvoyMetricsService = &meshv1.RemoteService{Address: "a:1", TlsSettings: &networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_MUTUAL}}
+			},
+			[]string{"envoyMetricsService.address", "MUTUAL", "clientCertificate"},
+		},
+		"secret of Kubernetes": {
+			func(c *Config) {
+				c.ProxyConfig.EnvoyAccessLogService = &meshv1.RemoteService{Address: "a:1", TlsSettings: &networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_SIMPLE, CredentialName: "mine"}}
+			},
+			[]string{"envoyAccessLogService.address", `"mine"`, "files"},
+		},
+		"load reports": {
+			func(c *Config) { c.Metadata = map[string]any{loadStatsMetadata: "{"} },
+			[]string{"ISTIO_META_LOAD_STATS_CONFIG_JSON", `"{"`, "api_type"},
+		},
 		"connection limit": {
 			func(c *Config) { c.Metadata = map[string]any{maxConnectionsMetadata: "many"} },
 			[]string{"ISTIO_META_GLOBAL_DOWNSTREAM_MAX_CONNECTIONS", `"many"`},
@@ -211,5 +260,68 @@ func TestNodeClusterNamesTheWorkload(t *testing.T) {
 				t.Errorf("cluster %q, want %q", node.GetCluster(), tc.want)
 			}
 		})
+	}
+}
+
+func TestTracersThatEnvoyLacksAreWarnedAbout(t *testing.T) {
+	c := sidecar()
+	if w := Warnings(c); w != nil {
+		t.Errorf("a plain sidecar is warned about: %v", w)
+	}
+	c.TracingProvider = golden["tracing-opentelemetry"]().TracingProvider
+	if w := Warnings(c); w != nil {
+		t.Errorf("a tracer that works is warned about: %v", w)
+	}
+	c.TracingProvider.GetOpentelemetry().GetGrpc().InitialMetadata[0].HeaderValue =
+		&meshv1.MeshConfig_ExtensionProvider_HttpHeader_EnvName{EnvName: "GONE"}
+	if w := Warnings(c); len(w) != 1 || !strings.Contains(w[0], "GONE") {
+		t.Errorf("a header without value: %v", w)
+	}
+	c.TracingProvider = &meshv1.MeshConfig_ExtensionProvider{Name: "sw", Provider: &meshv1.MeshConfig_ExtensionProvider_Skywalking{}}
+	if w := Warnings(c); len(w) != 1 || !strings.Contains(w[0], "sw") {
+		t.Errorf("a provider that is not taken up: %v", w)
+	}
+	c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Stackdriver_{}}
+	if w := Warnings(c); len(w) != 1 || !strings.Contains(w[0], "stackdriver") || !strings.Contains(w[0], "zipkin") {
+		t.Errorf("stackdriver: %v", w)
+	}
+}
+
+func TestTheHeapLeavesRoomForTheRestOfTheContainer(t *testing.T) {
+	const MiB = 1 << 20
+	for memory, want := range map[uint64]uint64{
+		1: 1, 8 * MiB: 4 * MiB, 40 * MiB: 20 * MiB, 64 * MiB: 40 * MiB, 128 * MiB: 104 * MiB, 1000 * MiB: 900 * MiB,
+	} {
+		if got := heapLimit(memory); got != want {
+			t.Errorf("of %d bytes the heap may have %d, want %d", memory, got, want)
+		}
+	}
+}
+
+func TestTheLimitOfConnectionsIsThatOfTheNearestSetting(t *testing.T) {
+	limit := func(settings, metadata, runtime bool) int64 {
+		c := sidecar()
+		c.Metadata, c.ProxyConfig.RuntimeValues = map[string]any{}, map[string]string{}
+		if settings {
+			c.ProxyConfig.ConnectionSettings = &meshv1.ProxyConfig_ConnectionSettings{GlobalDownstreamConnectionLimit: wrapperspb.Int32(1)}
+		}
+		if metadata {
+			c.Metadata[maxConnectionsMetadata] = "2"
+		}
+		if runtime {
+			c.ProxyConfig.RuntimeValues[maxConnectionsRuntime] = "3"
+		}
+		n, err := maxConnections(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for want, got := range map[int64]int64{
+		1: limit(true, true, true), 2: limit(false, true, true), 3: limit(false, false, true), math.MaxInt32: limit(false, false, false),
+	} {
+		if got != want {
+			t.Errorf("the limit is %d, want %d", got, want)
+		}
 	}
 }

@@ -179,7 +179,7 @@ var golden = map[string]func() Config{
 	"tracing-lightstep": func() Config {
 		c := sidecar()
 		c.ProxyConfig.Tracing = &meshv1.Tracing{
-			Tracer: &meshv1.Tracing_Lightstep_{Lightstep: &meshv1.Tracing_Lightstep{Address: "lightstep.example:443", AccessToken: "100%secret"}},
+			Tracer: &meshv1.Tracing_Lightstep_{Lightstep: &meshv1.Tracing_Lightstep{Address: "lightstep.example:443", AccessToken: "top-secret"}},
 			TlsSettings: &networking.ClientTLSSettings{
 				Mode: networking.ClientTLSSettings_SIMPLE, InsecureSkipVerify: wrapperspb.Bool(true),
 			},
@@ -197,7 +197,7 @@ var golden = map[string]func() Config{
 						Timeout: durationpb.New(2 * time.Second),
 						InitialMetadata: []*meshv1.MeshConfig_ExtensionProvider_HttpHeader{{
 							Name:        "x-team",
-							HeaderValue: &meshv1.MeshConfig_ExtensionProvider_HttpHeader_Value{Value: "50% of them"},
+							HeaderValue: &meshv1.MeshConfig_ExtensionProvider_HttpHeader_Value{Value: "shop"},
 						}},
 					},
 				},
@@ -217,6 +217,9 @@ var golden = map[string]func() Config{
 						Headers: []*meshv1.MeshConfig_ExtensionProvider_HttpHeader{{
 							Name:        "api-key",
 							HeaderValue: &meshv1.MeshConfig_ExtensionProvider_HttpHeader_EnvName{EnvName: "API_KEY"},
+						}, {
+							Name:        "x-share",
+							HeaderValue: &meshv1.MeshConfig_ExtensionProvider_HttpHeader_Value{Value: "50% of them"},
 						}},
 					},
 				},

@@ -75,7 +75,7 @@ func monitor(name string, config proto.Message, a *anys) *overloadv3.ResourceMon
 // heapLimit is the part of a container's memory that Envoy's heap may fill. The heap is watched, and not the container,
 // whose figure has the kernel's file cache in it, and so looks full when nothing is the matter.
 func heapLimit(memory uint64) uint64 {
-	return max(memory-min(memory, max(besidesHeap, memory/10)), memory/2)
+	return max(memory-min(memory, max(besidesHeap, memory/10)), memory/2, 1)
 }
 
 // maxConnections is ProxyConfig's connectionSettings, or else the metadata's, or else the runtime value's, or no limit.

@@ -274,7 +274,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, secret := range []string{"sesame", "100%secret", "100%%secret"} {
+	for _, secret := range []string{"sesame", "top-secret"} {
 		if strings.Contains(string(shown), secret) {
 			t.Errorf("%s is shown:\n%s", secret, shown)
 		}
@@ -288,7 +288,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(written), "sesame") || strings.Count(string(written), "100%%secret") != 1 || strings.Contains(string(written), `"100%secret"`) {
+	if !strings.Contains(string(written), "sesame") || strings.Count(string(written), "top-secret") != 1 {
 		t.Errorf("Envoy's file has not each secret in its one place:\n%s", written)
 	}
 }

@@ -89,7 +89,7 @@ func datadog(address string, c Config) *tracing {
 func lightstep(address, token string, c Config) *tracing {
 	service := grpcTo(lightstepCluster)
 	if token != "" {
-		service.InitialMetadata = []*corev3.HeaderValue{{Key: lightstepTokenHeader, Value: literal(token)}}
+		service.InitialMetadata = []*corev3.HeaderValue{{Key: lightstepTokenHeader, Value: token}}
 	}
 	return &tracing{
 		name:   "envoy.tracers.opentelemetry",
@@ -139,7 +139,7 @@ func openTelemetry(p *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingPr
 	} else {
 		config.GrpcService = grpcTo(openTelemetryCluster)
 		config.GrpcService.Timeout = p.GetGrpc().GetTimeout()
-		config.GrpcService.InitialMetadata = headers(p.GetGrpc().GetInitialMetadata())
+		config.GrpcService.InitialMetadata = metadataHeaders(p.GetGrpc().GetInitialMetadata())
 	}
 	return &tracing{
 		name:   "envoy.tracers.opentelemetry",
@@ -158,7 +158,7 @@ func httpTo(cluster, address string, h *meshv1.MeshConfig_ExtensionProvider_Http
 		HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: cluster},
 		Timeout:          timeout,
 	}}
-	for _, header := range headers(h.GetHeaders()) {
+	for _, header := range httpHeaders(h.GetHeaders()) {
 		service.RequestHeadersToAdd = append(service.RequestHeadersToAdd, &corev3.HeaderValueOption{
 			Header:       header,
 			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
@@ -167,9 +167,9 @@ func httpTo(cluster, address string, h *meshv1.MeshConfig_ExtensionProvider_Http
 	return service
 }
 
-// headers are a provider's. Envoy itself reads what is to come from the environment, so that the value, which may be
+// httpHeaders are a provider's. Envoy itself reads what is to come from the environment, so that the value, which may be
 // secret, stands in no file.
-func headers(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
+func httpHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
 	var values []*corev3.HeaderValue
 	for _, h := range list {
 		value := literal(h.GetValue())
@@ -179,6 +179,30 @@ func headers(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.H
 		values = append(values, &corev3.HeaderValue{Key: h.GetName(), Value: value})
 	}
 	return values
+}
+
+// metadataHeaders are a provider's too. Envoy sends those of gRPC letter by letter, so that what is to come from the
+// environment has been put in by whoever may read it; what has not is left out.
+func metadataHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
+	var values []*corev3.HeaderValue
+	for _, h := range list {
+		if h.GetEnvName() == "" {
+			values = append(values, &corev3.HeaderValue{Key: h.GetName(), Value: h.GetValue()})
+		}
+	}
+	return values
+}
+
+// sendable refuses what Envoy can send in no way: it looks for a command behind each % of gRPC metadata, and sends two
+// where two stand for one elsewhere.
+func sendable(metadata []*corev3.HeaderValue, setting string) error {
+	for _, h := range metadata {
+		if strings.Contains(h.GetValue(), "%") {
+			return fmt.Errorf("%s: the value of %s has a %% in it, which Envoy cannot send by gRPC; use another value, or http",
+				setting, h.GetKey())
+		}
+	}
+	return nil
 }
 
 // literal keeps Envoy from taking a part of the text for a command.
@@ -197,6 +221,9 @@ func httpTracing(c Config, a *anys) *tracev3.Tracing {
 	if t == nil {
 		return nil
 	}
+	if otel, ok := t.config.(*tracev3.OpenTelemetryConfig); ok {
+		a.fail(sendable(otel.GetGrpcService().GetInitialMetadata(), t.remote.setting))
+	}
 	return &tracev3.Tracing{Http: &tracev3.Tracing_Http{
 		Name:       t.name,
 		ConfigType: &tracev3.Tracing_Http_TypedConfig{TypedConfig: a.of(t.config)},
@@ -214,6 +241,12 @@ func tracingWarnings(c Config) []string {
 	case nil:
 	default:
 		return nil
+	}
+	for _, h := range c.TracingProvider.GetOpentelemetry().GetGrpc().GetInitialMetadata() {
+		if h.GetEnvName() != "" {
+			return []string{fmt.Sprintf("extensionProviders: %s: the header %s is not sent: the environment has no %s",
+				c.TracingProvider.GetName(), h.GetName(), h.GetEnvName())}
+		}
 	}
 	if c.TracingProvider != nil && tracer(c) == nil {
 		return []string{fmt.Sprintf("extensionProviders: %s is a tracing provider that the bootstrap does not take up; "+

@@ -1,0 +1,450 @@
+package bootstrap
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+)
+
+// on is a sidecar all of whose ports are at an address of its own.
+func on(t *testing.T, ip string) Config {
+	c := sidecar()
+	c.Bind = addr(t, ip)
+	return c
+}
+
+// run starts an Envoy with the bootstrap and a control plane that has nothing for it, and waits until it answers on its
+// Prometheus port.
+func run(t *testing.T, version string, c Config) {
+	t.Helper()
+	c.XDSSocket = filepath.Join(t.TempDir(), "xds")
+	serveDiscovery(t, c.XDSSocket, &discovery{answers: true})
+	start(t, version, t.TempDir(), encoded(t, c))
+	testenv.Eventually(t, "Envoy's own port", func() error {
+		_, err := get(c.StatsURL())
+		return err
+	})
+}
+
+// echo is a listener that answers "here" itself, and traces every request. It is an override, as an extension that the
+// agent knows nothing of would be.
+func echo(c Config, port int) []byte {
+	return fmt.Appendf(nil, `{static_resources: {listeners: [{name: echo, address: {socket_address: {address: %s, port_value: %d}},
+		filter_chains: [{filters: [{name: hcm, typed_config: {
+			"@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager,
+			stat_prefix: echo, tracing: {random_sampling: {value: 100}},
+			route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 200, body: {inline_string: here}}}]}]},
+			http_filters: [{name: r, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]}}]}]}]}}`, c.Bind, port)
+}
+
+func TestEnvoyShedsLoadWhenItsHeapIsFullAndGoesOnAnsweringProbes(t *testing.T) {
+	for i, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			c := on(t, fmt.Sprintf("127.101.10.%d", i+1))
+			c.MemoryLimit = 1 << 20 // less than an idle Envoy has
+			c.Override = echo(c, 8080)
+			agent(t, c)
+			run(t, version, c)
+			testenv.Eventually(t, "requests refused", func() error {
+				response, err := http.Get("http://" + hostPort(c.Bind.String(), 8080))
+				if err != nil {
+					return err
+				}
+				defer response.Body.Close()
+				body, _ := io.ReadAll(response.Body)
+				if response.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), "overload") || !response.Close {
+					return fmt.Errorf("%s, close %v: %s", response.Status, response.Close, body)
+				}
+				return nil
+			})
+			if body, err := get("http://" + hostPort(c.Bind.String(), DefaultReadinessPort) + "/healthz/ready"); err != nil || body != "ready" {
+				t.Errorf("the probe's port answers %q, %v", body, err)
+			}
+			testenv.Eventually(t, "the statistics that tell", func() error {
+				stats, err := get(c.StatsURL())
+				if !strings.Contains(stats, "envoy_overload_envoy_overload_actions_shrink_heap_active{} 1") {
+					return fmt.Errorf("they do not, %v:\n%s", err, stats)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestEnvoyServesAllWhenItsHeapIsNotFull(t *testing.T) {
+	c := on(t, "127.101.11.1")
+	c.MemoryLimit = 256 << 20
+	c.Override = echo(c, 8080)
+	run(t, testenv.EnvoyVersion, c)
+	for range 20 {
+		if body, err := get("http://" + hostPort(c.Bind.String(), 8080)); err != nil || body != "here" {
+			t.Fatalf("%q, %v", body, err)
+		}
+	}
+}
+
+// agent answers on the agent's status port.
+func agent(t *testing.T, c Config) {
+	t.Helper()
+	l, err := net.Listen("tcp", c.StatusAddress())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == statsPath {
+			fmt.Fprint(w, "merged_statistics 1\n")
+			return
+		}
+		fmt.Fprint(w, "ready")
+	})}
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close() })
+}
+
+func TestStatisticsAreCompressedAsTheClientLikesIt(t *testing.T) {
+	c := on(t, "127.101.12.1")
+	run(t, testenv.EnvoyVersion, c)
+	for accepted, want := range map[string]string{"gzip": "gzip", "br": "br", "zstd": "zstd", "identity": "", "gzip;q=0.1, zstd": "zstd"} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.StatsURL(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Accept-Encoding", accepted)
+		response, err := http.DefaultTransport.RoundTrip(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if got := response.Header.Get("Content-Encoding"); got != want {
+			t.Errorf("%s was answered with %q, want %q", accepted, got, want)
+		}
+	}
+}
+
+func TestSecureMetricsAreForCertificatesOfTheMeshAlone(t *testing.T) {
+	mesh, other := testpki.New(t, "mesh"), testpki.New(t, "another mesh")
+	c := on(t, "127.101.13.1")
+	c.SecureMetricsPort, c.SecureMergedMetricsPort = 15091, 15092
+	c.SDSSocket = filepath.Join(t.TempDir(), "sds")
+	serveSecrets(t, c.SDSSocket, mesh)
+	agent(t, c)
+	run(t, testenv.EnvoyVersion, c)
+	for port, want := range map[uint32]string{15091: "envoy_server_live", 15092: "merged_statistics"} {
+		url := "https://" + hostPort(c.Bind.String(), port) + statsPath
+		testenv.Eventually(t, "the statistics", func() error {
+			body, err := meshClient(t, mesh, mesh).get(url)
+			if err == nil && !strings.Contains(body, want) {
+				err = fmt.Errorf("there is no %s in it: %s", want, body)
+			}
+			return err
+		})
+		if body, err := meshClient(t, mesh, other).get(url); err == nil {
+			t.Errorf("port %d answers a client of another mesh: %.60s", port, body)
+		}
+		if body, err := meshClient(t, mesh, nil).get(url); err == nil {
+			t.Errorf("port %d answers a client without a certificate: %.60s", port, body)
+		}
+		if _, err := get("http://" + hostPort(c.Bind.String(), port) + statsPath); err == nil {
+			t.Errorf("port %d answers without TLS", port)
+		}
+	}
+}
+
+type client struct{ *http.Client }
+
+func (c client) get(url string) (string, error) {
+	response, err := c.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return string(body), err
+}
+
+// meshClient trusts one mesh, and shows a certificate of another, or none.
+func meshClient(t *testing.T, trusts, shows *testpki.Authority) client {
+	config := &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(s tls.ConnectionState) error {
+		_, err := s.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: trusts.Pool()})
+		return err
+	}}
+	if shows != nil {
+		cert, key := shows.Workload(t, "spiffe://cluster.local/ns/monitoring/sa/prometheus")
+		pair, err := tls.X509KeyPair(cert, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return client{&http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}}
+}
+
+// secrets serves a workload's certificate and its mesh's roots, as the agent does.
+type secrets struct {
+	secretv3.UnimplementedSecretDiscoveryServiceServer
+	byName map[string]*tlsv3.Secret
+}
+
+func serveSecrets(t *testing.T, socket string, mesh *testpki.Authority) {
+	t.Helper()
+	cert, key := mesh.Workload(t, "spiffe://cluster.local/ns/default/sa/bookshop-reviews")
+	inline := func(b []byte) *corev3.DataSource {
+		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b}}
+	}
+	s := &secrets{byName: map[string]*tlsv3.Secret{
+		workloadSecret: {Name: workloadSecret, Type: &tlsv3.Secret_TlsCertificate{
+			TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline(cert), PrivateKey: inline(key)}}},
+		rootSecret: {Name: rootSecret, Type: &tlsv3.Secret_ValidationContext{
+			ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline(mesh.PEM())}}},
+	}}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	secretv3.RegisterSecretDiscoveryServiceServer(server, s)
+	go server.Serve(l)
+	t.Cleanup(server.Stop)
+}
+
+func (s *secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSecretsServer) error {
+	for {
+		request, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if request.GetVersionInfo() != "" {
+			continue
+		}
+		response := &discoveryv3.DiscoveryResponse{VersionInfo: "1", Nonce: "1", TypeUrl: request.GetTypeUrl()}
+		for _, name := range request.GetResourceNames() {
+			packed, err := anypb.New(proto.Message(s.byName[name]))
+			if err != nil {
+				return err
+			}
+			response.Resources = append(response.Resources, packed)
+		}
+		if err := stream.Send(response); err != nil {
+			return err
+		}
+	}
+}
+
+// collector takes whatever telemetry is sent by HTTP, and remembers the paths and one header.
+type collector struct {
+	address netip.AddrPort
+	mu      sync.Mutex
+	paths   map[string]http.Header
+}
+
+func collect(t *testing.T, ip string) *collector {
+	t.Helper()
+	l, err := net.Listen("tcp", ip+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &collector{address: l.Addr().(*net.TCPAddr).AddrPort(), paths: map[string]http.Header{}}
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Protocols: protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.paths[r.URL.Path] = r.Header.Clone()
+	})}
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close() })
+	return c
+}
+
+// got is the header of what came to a path.
+func (c *collector) got(path string) (http.Header, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h, ok := c.paths[path]; ok {
+		return h, nil
+	}
+	return nil, fmt.Errorf("nothing came to %s, but to %v", path, slices.Collect(maps.Keys(c.paths)))
+}
+
+func TestTelemetryArrives(t *testing.T) {
+	const otlp = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+	cases := []struct {
+		name   string
+		change func(*Config, netip.AddrPort)
+		path   string
+		header map[string]string
+	}{
+		{"zipkin", func(c *Config, a netip.AddrPort) {
+			c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Zipkin_{Zipkin: &meshv1.Tracing_Zipkin{Address: a.String()}}}
+		}, "/api/v2/spans", map[string]string{"Content-Type": "application/json"}},
+		{"datadog", func(c *Config, a netip.AddrPort) {
+			c.HostIP = a.Addr().String()
+			c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Datadog_{
+				Datadog: &meshv1.Tracing_Datadog{Address: fmt.Sprintf("$(HOST_IP):%d", a.Port())}}}
+		}, "/v0.4/traces", map[string]string{"Content-Type": "application/msgpack"}},
+		{"lightstep", func(c *Config, a netip.AddrPort) {
+			c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Lightstep_{
+				Lightstep: &meshv1.Tracing_Lightstep{Address: a.String(), AccessToken: "top-secret"}}}
+		}, otlp, map[string]string{lightstepTokenHeader: "top-secret"}},
+		{"OpenTelemetry", func(c *Config, a netip.AddrPort) {
+			c.TracingProvider = golden["tracing-opentelemetry"]().TracingProvider
+			c.TracingProvider.GetOpentelemetry().Service = a.Addr().String()
+			c.TracingProvider.GetOpentelemetry().Port = uint32(a.Port())
+		}, otlp, map[string]string{"X-Team": "shop"}},
+		{"OpenTelemetry over HTTP", func(c *Config, a netip.AddrPort) {
+			c.TracingProvider = golden["tracing-opentelemetry-http"]().TracingProvider
+			c.TracingProvider.GetOpentelemetry().Service = a.Addr().String()
+			c.TracingProvider.GetOpentelemetry().Port = uint32(a.Port())
+		}, "/v1/traces", map[string]string{"Api-Key": "from the environment", "X-Share": "50% of them"}},
+		{"metrics service", func(c *Config, a netip.AddrPort) {
+			c.ProxyConfig.EnvoyMetricsService = &meshv1.RemoteService{Address: a.String()}
+			c.Annotations = map[string]string{annotationFlush: "100ms"}
+		}, "/envoy.service.metrics.v3.MetricsService/StreamMetrics", map[string]string{"Content-Type": "application/grpc"}},
+	}
+	t.Setenv("API_KEY", "from the environment")
+	for i, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			c := on(t, fmt.Sprintf("127.101.14.%d", i+1))
+			to := collect(t, c.Bind.String())
+			tc.change(&c, to.address)
+			c.Override = echo(c, 8080)
+			run(t, testenv.EnvoyVersion, c)
+			var header http.Header
+			testenv.Eventually(t, tc.name, func() (err error) {
+				if _, err := get("http://" + hostPort(c.Bind.String(), 8080)); err != nil {
+					return err
+				}
+				header, err = to.got(tc.path)
+				return err
+			})
+			for name, want := range tc.header {
+				if got := header.Get(name); got != want {
+					t.Errorf("header %s: %q, want %q", name, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestStatsdGetsStatistics(t *testing.T) {
+	c := on(t, "127.101.15.1")
+	to, err := net.ListenPacket("udp", c.Bind.String()+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	c.ProxyConfig.StatsdUdpAddress = to.LocalAddr().String()
+	c.Annotations = map[string]string{annotationFlush: "100ms"}
+	run(t, testenv.EnvoyVersion, c)
+	if err := to.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	packet := make([]byte, 1<<16)
+	n, _, err := to.ReadFrom(packet)
+	if err != nil || !strings.HasPrefix(string(packet[:n]), "envoy.") {
+		t.Errorf("%q, %v", packet[:n], err)
+	}
+}
+
+// The control plane that does not know the proxy's own workload, or is not there at all, must not keep Envoy from asking
+// for the rest; nor must a collector whose name nobody resolves.
+func TestEnvoyAsksTheControlPlaneWhateverItsTelemetryDoes(t *testing.T) {
+	c := golden["zone-aware"]()
+	c.Bind = addr(t, "127.101.16.1")
+	dns, err := net.ListenPacket("udp", c.Bind.String()+":0") // hears, and never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dns.Close()
+	c.ProxyConfig.Tracing = &meshv1.Tracing{Tracer: &meshv1.Tracing_Zipkin_{Zipkin: &meshv1.Tracing_Zipkin{Address: "zipkin.example:9411"}}}
+	at := dns.LocalAddr().(*net.UDPAddr)
+	c.Override = fmt.Appendf(nil, `{typed_dns_resolver_config: {name: envoy.network.dns_resolver.cares, typed_config: {
+		"@type": type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig,
+		resolvers: [{socket_address: {address: %s, port_value: %d, protocol: UDP}}],
+		query_timeout_seconds: 60, query_tries: 100, dns_resolver_options: {no_default_search_domain: true}}}}`, at.IP, at.Port)
+	c.XDSSocket = filepath.Join(t.TempDir(), "xds")
+	asked := make(chan string, 8)
+	serveDiscovery(t, c.XDSSocket, &discovery{asked: asked})
+	start(t, testenv.EnvoyVersion, t.TempDir(), encoded(t, c))
+	deadline, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		select {
+		case url := <-asked:
+			if strings.HasSuffix(url, "config.cluster.v3.Cluster") {
+				return
+			}
+		case <-deadline.Done():
+			t.Fatal("Envoy never asked for clusters")
+		}
+	}
+}
+
+// discovery hears what is asked for. It has nothing to give, and says so, or not even that.
+type discovery struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	answers bool
+	asked   chan<- string
+}
+
+func serveDiscovery(t *testing.T, socket string, d *discovery) {
+	t.Helper()
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, d)
+	go server.Serve(l)
+	t.Cleanup(server.Stop)
+}
+
+func (d *discovery) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	for {
+		request, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if d.asked != nil {
+			select {
+			case d.asked <- request.GetTypeUrl():
+			case <-stream.Context().Done():
+				return stream.Context().Err()
+			}
+		}
+		if d.answers && request.GetResponseNonce() == "" {
+			if err := stream.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: request.GetTypeUrl(), Nonce: "1"}); err != nil {
+				return err
+			}
+		}
+	}
+}
