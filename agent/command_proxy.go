@@ -76,6 +76,8 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	f.IntVar(&o.flags.Concurrency, "concurrency", 0, "Envoy's worker threads (default by ProxyConfig, or ISTIO_CPU_LIMIT, or all cores)")
 	f.StringVar(&o.flags.OutlierLog, "outlierLogPath", "", "file to which Envoy logs ejected endpoints")
 	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "the Envoy to run (default ENVOY_PATH, the project's cache, PATH)")
+	f.BoolVar(&o.flags.Restart, "restart", false,
+		"start Envoy again when it dies, unless it keeps dying; without it the agent ends with Envoy, for an orchestrator to restart")
 	o.log.addTo(f)
 	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a whole bootstrap, in JSON or YAML")
 	f.BoolVar(&o.flags.Profiling, "profiling", true, "offer profiles of the agent on the status port, to loopback")
