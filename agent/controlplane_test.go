@@ -57,13 +57,15 @@ type controlPlane struct {
 	more     []*listenerv3.Listener
 	clusters []*clusterv3.Cluster
 	node     atomic.Pointer[corev3.Node]
-	health   chan string // what proxies report of their applications
+	health   chan string   // what proxies report of their applications
+	life     time.Duration // of certificates
+	bad      atomic.Bool   // gives a listener that Envoy refuses
 }
 
 // newControlPlane has an address, and begins to answer with start.
 func newControlPlane(t *testing.T, listen string) *controlPlane {
 	t.Helper()
-	c := &controlPlane{listener: tlsListener(t, listen), health: make(chan string, 100)}
+	c := &controlPlane{listener: tlsListener(t, listen), health: make(chan string, 100), life: time.Hour}
 	c.key = newKey(t)
 	c.root, c.rootPEM = c.sign(t, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "test root"}, IsCA: true, BasicConstraintsValid: true,
@@ -160,7 +162,7 @@ func (c *controlPlane) CreateCertificate(ctx context.Context, r *securityv1.Isti
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(serial.Add(1)), URIs: csr.URIs,
-		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(c.life),
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}, c.root, csr.PublicKey, c.key)
@@ -193,7 +195,11 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 		}
 		response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: r.GetTypeUrl(), SystemVersionInfo: "1"}
 		if r.GetTypeUrl() == listenerType {
-			response.Resources = []*discoveryv3.Resource{{Name: "test", Version: "1", Resource: mustAny(c.listener)}}
+			given := c.listener
+			if c.bad.Load() {
+				given = &listenerv3.Listener{Name: "test"}
+			}
+			response.Resources = []*discoveryv3.Resource{{Name: "test", Version: "1", Resource: mustAny(given)}}
 			for _, l := range c.more {
 				response.Resources = append(response.Resources, &discoveryv3.Resource{Name: l.GetName(), Version: "1", Resource: mustAny(l)})
 			}

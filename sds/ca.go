@@ -1,6 +1,7 @@
 package sds
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -326,7 +327,7 @@ func (c *CASource) Health() (ok bool, reason string) {
 	}
 	left := time.Duration(0)
 	if c.material.Leaf != nil {
-		left = c.material.Leaf.NotAfter.Sub(c.config.Clock.Now()).Round(time.Second)
+		left = c.material.Leaf.NotAfter.Sub(c.config.Clock.Now())
 	}
 	if problem == "" && c.trust.problem != nil {
 		problem = fmt.Sprintf("the trust file is not used: %v", c.trust.problem)
@@ -337,10 +338,10 @@ func (c *CASource) Health() (ok bool, reason string) {
 	case c.material.Leaf == nil:
 		return false, "no certificate yet: " + problem
 	case left <= 0:
-		return false, fmt.Sprintf("the certificate expired %s ago: %s", -left, problem)
+		return false, fmt.Sprintf("the certificate expired %s ago: %s", -left.Round(time.Second), cmp.Or(problem, "its successor is on its way"))
 	case c.problem == nil:
 		return true, problem
 	default:
-		return true, fmt.Sprintf("the certificate cannot be renewed, and expires in %s: %s", left, problem)
+		return true, fmt.Sprintf("the certificate cannot be renewed, and expires in %s: %s", left.Round(time.Second), problem)
 	}
 }

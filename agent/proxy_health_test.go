@@ -1,0 +1,201 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/status"
+)
+
+// report asks for readiness or liveness, and gives what is said of one part.
+func (r *running) report(path, part string) (code int, p status.PartReport, err error) {
+	code, body, err := r.http("GET", "15020"+path+"?format=json")
+	if err != nil {
+		return 0, p, err
+	}
+	var report status.Report
+	if err := json.Unmarshal([]byte(body), &report); err != nil {
+		return 0, p, fmt.Errorf("%w: %s", err, body)
+	}
+	for _, p := range report.Reasons {
+		if p.Part == part {
+			return code, p, nil
+		}
+	}
+	return code, p, fmt.Errorf("nothing is said of %s: %s", part, body)
+}
+
+// waitReport waits for an answer about a part whose reason has the words.
+func (r *running) waitReport(path, part string, code int, words string) status.PartReport {
+	r.t.Helper()
+	var last status.PartReport
+	r.eventually(fmt.Sprintf("%s: %d, %s: %s", path, code, part, words), func() error {
+		got, p, err := r.report(path, part)
+		if err == nil && (got != code || !strings.Contains(p.Reason, words)) {
+			err = fmt.Errorf("%d %+v", got, p)
+		}
+		last = p
+		return err
+	})
+	if !last.Ready && (last.Since.IsZero() || last.Remedy == "") {
+		r.t.Errorf("neither since when nor what to do: %+v", last)
+	}
+	return last
+}
+
+// TestFirstConfigurationThatEnvoyRejectsIsToldAndMakesUnready also for an Envoy that was started again under the same
+// agent: what the one before it accepted is of no use to it.
+func TestFirstConfigurationThatEnvoyRejectsIsToldAndMakesUnready(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.104.11.1")
+	s.args = append(s.args, "--restart")
+	s.cp.bad.Store(true)
+	stop := s.cp.start(t)
+	r := s.start(t)
+	r.waitReport("/healthz/ready", "xds", 503, "Envoy rejected its first Listener configuration")
+	r.waitReport("/healthz/ready", "envoy", 503, "listeners received and rejected")
+	r.waitReport("/healthz/live", "xds", 200, "")
+
+	stop()
+	s.cp.bad.Store(false)
+	stop = s.cp.start(t)
+	r.waitReady()
+
+	// Envoy keeps what it has when something bad comes later.
+	stop()
+	s.cp.bad.Store(true)
+	s.cp.start(t)
+	r.waitReport("/healthz/ready", "xds", 200, "keeps the last good one")
+
+	first := r.envoy()
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r.waitReport("/healthz/ready", "xds", 503, "Envoy rejected its first Listener configuration")
+	if again := r.envoy(); again == first {
+		t.Errorf("Envoy %d was not started again", first)
+	}
+}
+
+func TestFrozenEnvoyIsNeitherReadyNorAliveUntilItThaws(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.104.12.1")
+	s.env = append(s.env, "ENVOY_SILENCE_LIMIT=2s")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	r.waitReport("/healthz/live", "envoy", 200, "")
+	pid := r.envoy()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	r.waitReport("/healthz/live", "envoy", 503, "Envoy runs, and has not answered")
+	r.waitReport("/healthz/ready", "envoy", 503, "does not answer")
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	r.waitReport("/healthz/live", "envoy", 200, "")
+	r.waitReady()
+}
+
+func TestCertificatePastItsEndMakesUnready(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.104.13.1")
+	s.cp.life = 3 * time.Second
+	stop := s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	stop()
+	p := r.waitReport("/healthz/ready", "certificates", 503, "the certificate expired")
+	if age := time.Since(p.Since); age < 0 || age > patience {
+		t.Errorf("since %v", p.Since)
+	}
+	r.waitReport("/healthz/live", "certificates", 200, "")
+	s.cp.life = time.Hour
+	s.cp.start(t)
+	r.waitReady()
+}
+
+func TestLostControlPlaneMakesUnreadyAfterTheTimeThatWasSet(t *testing.T) {
+	t.Parallel()
+	lasting, limited := newSetup(t, "127.104.14.1"), newSetup(t, "127.104.14.2")
+	limited.env = append(limited.env, "UNREADY_AFTER_CONTROL_PLANE_LOSS=1s")
+	var proxies []*running
+	var stops []func()
+	for _, s := range []*setup{lasting, limited} {
+		stops = append(stops, s.cp.start(t))
+		proxies = append(proxies, s.start(t))
+	}
+	for i, r := range proxies {
+		r.waitReady()
+		stops[i]()
+	}
+	proxies[1].waitReport("/healthz/ready", "xds", 503, "not connected to the control plane")
+	proxies[0].waitReport("/healthz/ready", "xds", 200, "not connected to the control plane")
+	limited.cp.start(t)
+	proxies[1].waitReady()
+}
+
+// TestStormOfProbesCostsNoMemory: what it takes while it lasts is bounded by how many ask at a time, not by how many ask.
+func TestStormOfProbesCostsNoMemory(t *testing.T) {
+	t.Parallel()
+	const callers, each, mostGrowth = 50, 80, 8 << 10 // KiB
+	s := newSetup(t, "127.104.15.1")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	storm := func(times int, keep bool) {
+		var all sync.WaitGroup
+		for range callers {
+			all.Go(func() {
+				client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: !keep}}
+				defer client.CloseIdleConnections()
+				for range times {
+					answer, err := client.Get("http://" + s.address + ":15020/healthz/ready")
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					_ = answer.Body.Close()
+					if answer.StatusCode != http.StatusOK {
+						t.Errorf("%d in a storm", answer.StatusCode)
+					}
+				}
+			})
+		}
+		all.Wait()
+	}
+	storm(20, true) // so that what the first one costs is not counted
+	before := anonymousKiB(t, r.cmd.Process.Pid)
+	began := time.Now()
+	storm(each, true)
+	storm(each/4, false)
+	t.Logf("%d probes in %v", callers*each*5/4, time.Since(began))
+	if after := anonymousKiB(t, r.cmd.Process.Pid); after > before+mostGrowth {
+		t.Errorf("memory grew from %d to %d KiB", before, after)
+	}
+}
+
+// anonymousKiB is the memory of a process that is its own.
+func anonymousKiB(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "RssAnon:")
+	fields := strings.Fields(rest)
+	n, err := strconv.Atoi(fields[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
