@@ -47,21 +47,23 @@ func (p *adminPort) forwarding() bool {
 	return p.active
 }
 
-// forward takes the admin address as soon as it is free, and passes connections on to the current Envoy until the
-// context ends.
-func (e *envoyPart) forwardAdmin(ctx context.Context) {
-	p := &e.upgrades.port
+// leadAdminTo has the admin address lead to an Envoy that is the current one now, if it has another itself: as soon as
+// the address is free, and for as long as the agent runs.
+func (e *envoyPart) leadAdminTo(i *instance) {
+	if i.admin.Address() == e.bootstrap.AdminAddress() {
+		return
+	}
+	p, ctx := &e.upgrades.port, e.upgrades.late
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.active {
 		return
 	}
-	p.active = true
-	_ = e.upgrades.run(func() {
+	p.active = e.upgrades.run(func() {
 		if l := e.takeAdmin(ctx); l != nil {
 			e.serveAdmin(ctx, l)
 		}
-	})
+	}) == nil
 }
 
 func (e *envoyPart) takeAdmin(ctx context.Context) net.Listener {

@@ -168,6 +168,7 @@ type stream struct {
 	t      *testing.T
 	tcp    net.Conn
 	watch  grpc.ServerStreamingClient[healthv1.HealthCheckResponse]
+	cancel context.CancelFunc
 	broken chan error
 }
 
@@ -184,7 +185,9 @@ func openStreams(t *testing.T, address string) *stream {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	if s.watch, err = healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
+	ctx, cancel := context.WithCancel(t.Context())
+	s.cancel = func() { cancel(); _ = conn.Close(); _ = s.tcp.Close() }
+	if s.watch, err = healthv1.NewHealthClient(conn).Watch(ctx, &healthv1.HealthCheckRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.watch.Recv(); err != nil {

@@ -37,9 +37,6 @@ func (t *takeover) retire(young, old *instance) (why string) {
 	exit := old.process.Stop(stop)
 	old.leave(t.Logger)
 	t.Logger.Info("the old Envoy has ended", "version", old.binary.Version, "pid", old.process.PID(), "because", why, "exit", exit.String())
-	if young.admin.Address() != t.bootstrap.AdminAddress() {
-		t.forwardAdmin(t.upgrades.late)
-	}
 	return why
 }
 

@@ -180,6 +180,7 @@ func (t *takeover) replaceUnlessEnding(young *instance) bool {
 		return false
 	}
 	t.replace(young)
+	t.leadAdminTo(young)
 	return true
 }
 

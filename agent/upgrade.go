@@ -62,6 +62,7 @@ type upgrades struct {
 	busy string // the upgrade that is under way
 	// life ends when the agent is told to end, late when it has.
 	life, late context.Context
+	over       bool
 	jobs       sync.WaitGroup
 	launched   int    // Envoys so far
 	written    string // the admin address in the bootstrap's file
@@ -105,7 +106,7 @@ func (u *upgrades) begin(life context.Context) (end func()) {
 	u.life, u.late = life, late
 	return func() {
 		u.mu.Lock()
-		u.life = nil
+		u.over = true
 		u.mu.Unlock()
 		cancel()
 		u.jobs.Wait()
@@ -116,7 +117,7 @@ func (u *upgrades) begin(life context.Context) (end func()) {
 func (u *upgrades) run(job func()) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.life == nil || u.life.Err() != nil {
+	if u.over || u.life == nil || u.life.Err() != nil {
 		return errors.New("the agent is ending")
 	}
 	u.jobs.Go(job)
@@ -256,7 +257,11 @@ func (t *takeover) whyNoHotRestart(ctx context.Context) error {
 
 // startFirst starts an Envoy that takes over from none.
 func (e *envoyPart) startFirst(binary envoy.Binary) (*instance, error) {
-	return e.startApart(binary, e.upgrades.port.forwarding() || e.upgrades.underWay())
+	i, err := e.startApart(binary, e.upgrades.port.forwarding() || e.upgrades.underWay())
+	if err == nil {
+		e.leadAdminTo(i)
+	}
+	return i, err
 }
 
 // startApart starts an Envoy that shares nothing but listening ports with any other. It has its admin interface at a port

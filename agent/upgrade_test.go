@@ -3,12 +3,9 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -80,6 +77,7 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 		{newest, testenv.MidEnvoyVersion, handOver},
 	} {
 		t.Run(fmt.Sprintf("%s to %s by %s", c.from, c.to, c.way), func(t *testing.T) {
+			t.Parallel()
 			var args []string
 			if c.way == hotRestart {
 				args = []string{"--restart"}
@@ -112,5 +110,3 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 		})
 	}
 }
-
-var _ = []any{os.Chmod, filepath.Join, time.Second}

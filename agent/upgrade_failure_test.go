@@ -1,0 +1,240 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// stub is a binary that answers every question as the Envoy does, and runs as the script says.
+func (r *running) stub(t *testing.T, version, run string) string {
+	t.Helper()
+	path := filepath.Join(r.dir, "stub-envoy")
+	text := fmt.Sprintf("#!/bin/sh\nreal=%s\ncase \"$*\" in --version|--hot-restart-version|*validate*) exec $real \"$@\";; esac\n%s\n",
+		testenv.EnvoyOf(t, version), run)
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// goesOn checks that an upgrade fails with the reason and that nobody notices.
+func (r *running) goesOn(t *testing.T, why string, upgrade ...string) {
+	t.Helper()
+	load := startTraffic(t, r.address)
+	u := r.upgrade(t, upgrade...)
+	if code := u.exit(); code != 1 || !strings.Contains(u.out.String(), why) {
+		t.Errorf("upgrade: %d: %s; want 1 and %q", code, u.out, why)
+	}
+	load.lossless()
+}
+
+// neverReady is an Envoy that takes the admin interface and then waits for ever for clusters.
+const neverReady = `cat > never.yaml <<'E'
+node: {id: a, cluster: b}
+admin: {address: {socket_address: {address: ADDRESS, port_value: 15000}}}
+dynamic_resources: {cds_config: {resource_api_version: V3, initial_fetch_timeout: 0s, path_config_source: {path: /dev/null}}}
+static_resources: {clusters: [{name: a, type: EDS, connect_timeout: 1s, eds_cluster_config: {eds_config: {resource_api_version: V3, initial_fetch_timeout: 0s, api_config_source: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: x}}]}}}}, {name: x, type: STATIC}]}
+E
+shift 2; exec $real -c never.yaml "$@"`
+
+func TestUpgradeThatFailsGoesBackWithoutALostRequest(t *testing.T) {
+	newest, oldest := testenv.EnvoyVersion, testenv.OldEnvoyVersion
+	for name, c := range map[string]struct {
+		address, way, run, why string
+		epoch                  int
+	}{
+		"it ends at once":                {"127.88.31.1", hotRestart, "echo cannot go on >&2; exit 3", "cannot go on", 0},
+		"it never asks for anything":     {"127.88.31.2", hotRestart, "exec sleep 1000", "not ready within", 0},
+		"it never becomes ready":         {"127.88.31.3", hotRestart, neverReady, "serves again", 2},
+		"it ends at once, side by side":  {"127.88.31.4", handOver, "exit 3", "goes on untouched", 0},
+		"it never answers, side by side": {"127.88.31.5", handOver, "exec sleep 1000", "goes on untouched", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := upgradable(t, c.address, oldest, "--restart")
+			stub := r.stub(t, newest, strings.ReplaceAll(c.run, "ADDRESS", c.address))
+			r.goesOn(t, c.why, "--envoy-path", stub, "--way", c.way, "--ready-within", "2s", "--keep", "3s")
+			r.results(`result="went-back"} 1`)
+			r.serves(oldest, c.epoch)
+			// What failed is no obstacle to the next attempt.
+			r.eventually("the next upgrade", func() error {
+				if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, newest), "--way", c.way, "--keep", "2s", "--wait"); u.exit() != 0 {
+					return errors.New(u.out.String())
+				}
+				return nil
+			})
+			r.alone(r.envoy())
+			r.serves(newest, len(r.envoys())-1)
+			r.end()
+		})
+	}
+}
+
+// end stops the agent, and checks that nothing is left of any Envoy.
+func (r *running) end() {
+	r.t.Helper()
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 0 {
+		r.t.Errorf("exit code %d, want 0", code)
+	}
+	r.alone(0)
+	r.noSharedMemory()
+	if left, _ := filepath.Glob(filepath.Join(r.dir, "etc/istio/proxy/hot/*")); len(left) > 0 {
+		r.t.Errorf("left behind: %v", left)
+	}
+}
+
+var baseID = regexp.MustCompile(`--base-id (\d+)`)
+
+func (r *running) noSharedMemory() {
+	r.t.Helper()
+	for _, m := range baseID.FindAllStringSubmatch(r.out.String(), -1) {
+		file := "/dev/shm/envoy_shared_memory_" + m[1] + "0"
+		if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+			r.t.Errorf("left behind: %s (%v)", file, err)
+		}
+	}
+}
+
+func TestUpgradeIsRefusedWithTheReason(t *testing.T) {
+	t.Parallel()
+	r := upgradable(t, "127.88.32.1", testenv.EnvoyVersion)
+	first := r.envoy()
+	picky := filepath.Join(r.dir, "picky")
+	r.write(t, "picky", "#!/bin/sh\ncase \"$*\" in *validate*) echo no such field; exit 1;; esac\nexec "+testenv.Envoy(t)+" \"$@\"\n")
+	if err := os.Chmod(picky, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"no such file":                {"--envoy-path", "/nowhere/envoy"},
+		"cannot be used as Envoy":     {"--envoy-path", "/bin/true"},
+		"started without hot restart": {"--envoy-path", testenv.Envoy(t), "--way", hotRestart},
+		"no such field":               {"--envoy-path", picky},
+	} {
+		if u := r.upgrade(t, args...); u.exit() != 1 || !strings.Contains(u.out.String(), want) {
+			t.Errorf("%v: %s; want %q", args, u.out, want)
+		}
+	}
+	for _, args := range [][]string{nil, {"--envoy-path", "x", "--way", "by-magic"}} {
+		if u := r.upgrade(t, args...); u.exit() != 2 {
+			t.Errorf("%v: exit code %d, want 2: %s", args, u.exit(), u.out)
+		}
+	}
+	if _, _, err := r.http("POST", "15020/drain"); err != nil {
+		t.Fatal(err)
+	}
+	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.exit() != 1 || !strings.Contains(u.out.String(), "draining") {
+		t.Errorf("while draining: %s", u.out)
+	}
+	if r.envoy() != first {
+		t.Error("another Envoy was started")
+	}
+	r.end()
+	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.exit() != 1 || !strings.Contains(u.out.String(), "no agent answers") {
+		t.Errorf("without an agent: %s", u.out)
+	}
+}
+
+func TestUpgradeIsRefusedWithoutAControlPlane(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.88.32.2")
+	stop := s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	stop()
+	r.eventually("the upgrade is refused", func() error {
+		u := r.upgrade(t, "--envoy-path", testenv.Envoy(t), "--ready-within", "1s")
+		if u.exit() != 1 || !strings.Contains(u.out.String(), "no connection to the control plane") {
+			return errors.New(u.out.String())
+		}
+		return nil
+	})
+	r.waitReady()
+}
+
+func TestNewEnvoyThatDiesWhileTheOldOneDrainsIsFollowedByTheOldVersion(t *testing.T) {
+	for address, way := range map[string]string{"127.88.33.1": hotRestart, "127.88.33.2": handOver} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			r := upgradable(t, address, testenv.OldEnvoyVersion, "--restart")
+			streams := openStreams(t, r.address)
+			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.EnvoyVersion), "--way", way, "--keep", "8s"); u.exit() != 0 {
+				t.Fatalf("upgrade: %s", u.out)
+			}
+			if err := syscall.Kill(r.envoy(), syscall.SIGSEGV); err != nil {
+				t.Fatal(err)
+			}
+			r.eventually("the old version is started again", func() error {
+				if n := len(r.envoys()); n != 3 {
+					return fmt.Errorf("%d Envoys so far", n)
+				}
+				return nil
+			})
+			r.waitReady()
+			streams.alive()
+			r.results(`result="went-back"} 1`)
+			r.alone(r.envoy())
+			r.serves(testenv.OldEnvoyVersion, 2)
+			r.end()
+		})
+	}
+}
+
+func TestTerminationDuringAnUpgradeEndsBothEnvoys(t *testing.T) {
+	for name, c := range map[string]struct{ address, way, run string }{
+		"before the new one serves, hot restart": {"127.88.34.1", hotRestart, "exec sleep 1000"},
+		"before the new one serves, hand-over":   {"127.88.34.2", handOver, "exec sleep 1000"},
+		"while the old one drains, hot restart":  {"127.88.34.3", hotRestart, `exec $real "$@"`},
+		"while the old one drains, hand-over":    {"127.88.34.4", handOver, `exec $real "$@"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := upgradable(t, c.address, testenv.EnvoyVersion, "--restart")
+			streams := openStreams(t, r.address)
+			u := r.upgrade(t, "--envoy-path", r.stub(t, testenv.EnvoyVersion, c.run), "--way", c.way, "--keep", "60s", "--ready-within", "60s", "--wait")
+			r.eventually("two Envoys", func() error {
+				if n := len(r.envoys()); n != 2 {
+					return fmt.Errorf("%d", n)
+				}
+				return nil
+			})
+			if strings.Contains(name, "drains") {
+				r.eventually("the new one serves", func() error {
+					if !strings.Contains(r.out.String(), "the new Envoy serves") {
+						return errors.New("not yet")
+					}
+					return nil
+				})
+			}
+			streams.cancel()
+			r.end()
+			u.exit()
+		})
+	}
+}
+
+func TestKilledAgentLeavesNoSharedMemoryToItsSuccessor(t *testing.T) {
+	t.Parallel()
+	r := upgradable(t, "127.88.35.1", testenv.EnvoyVersion, "--restart")
+	pid := r.envoy()
+	r.signal(syscall.SIGKILL)
+	r.exit()
+	eventually(t, "Envoy is gone", func() error {
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("kill -0 %d: %v", pid, err)
+		}
+		return nil
+	})
+	again := r.setup.start(t)
+	again.waitReady()
+	r.noSharedMemory()
+	again.end()
+}
