@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,8 @@ import (
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // command runs another command of the agent in the same directory, and gives its output and exit code.
@@ -67,6 +70,42 @@ func TestLogLevelsOfARunningProxyChangeAndSurviveARestartOfEnvoy(t *testing.T) {
 		t.Errorf("without an agent: code %d\n%s", code, out)
 	}
 	r.nothingLeft()
+}
+
+func TestEveryEnvoyTakesItsLogLevelsAndLogsInJSON(t *testing.T) {
+	t.Parallel()
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			s := newSetup(t, fmt.Sprintf("127.107.3.%d", n+1))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
+			s.args = append(s.args, "--log_as_json")
+			s.cp.start(t)
+			r := s.start(t)
+			r.waitReady()
+			if out, code := r.command("log", "--envoy=error,config:debug,http:trace"); code != 0 || !strings.Contains(out, "error,config:debug,http:trace") {
+				t.Errorf("log: code %d\n%s", code, out)
+			}
+			if out, code := r.command("log", "--reset", "-o", "json"); code != 0 || !strings.Contains(out, `"envoy": "warning"`) {
+				t.Errorf("log --reset: code %d\n%s", code, out)
+			}
+			r.signal(syscall.SIGTERM)
+			if code := r.exit(); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			ofEnvoy := false
+			for line := range strings.Lines(r.out.String()) {
+				var m struct{ Level, Msg, Time, Scope string }
+				if err := json.Unmarshal([]byte(line), &m); err != nil || m.Level == "" || m.Msg == "" || m.Time == "" {
+					t.Errorf("%v: %q", err, line)
+				}
+				ofEnvoy = ofEnvoy || strings.HasPrefix(m.Scope, "envoy ")
+			}
+			if !ofEnvoy {
+				t.Error("no line is Envoy's")
+			}
+		})
+	}
 }
 
 func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {

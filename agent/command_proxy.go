@@ -97,6 +97,7 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*Config, erro
 	if len(args) > 0 {
 		o.flags.Type = args[0]
 	}
+	o.flags.LogAsJSON = o.log.json
 	o.flags.Given = map[string]bool{}
 	cmd.Flags().Visit(func(f *pflag.Flag) { o.flags.Given[f.Name] = true })
 	dir, err := os.Getwd()
@@ -118,12 +119,13 @@ func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {
 	if o.dryRun {
 		return o.print(cmd, args, true)
 	}
+	reopen := catchReopen()
 	config, log, err := o.prepare(cmd, args)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	return runAgent(cmd.Context(), config, log, started)
+	return runAgent(cmd.Context(), config, log, started, reopen)
 }
 
 // prepare opens the log and resolves the configuration, and warns about what has no effect. The log has to be closed.
@@ -154,7 +156,7 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log
 }
 
 // runAgent runs the agent until a signal stops it.
-func runAgent(ctx context.Context, config *Config, logger *Log, started time.Time) error {
+func runAgent(ctx context.Context, config *Config, logger *Log, started time.Time, reopen chan os.Signal) error {
 	signals := takeSignals(ctx, logger.Logger)
 	defer signals.stop()
 	a, err := New(Options{
@@ -165,7 +167,7 @@ func runAgent(ctx context.Context, config *Config, logger *Log, started time.Tim
 	if err != nil {
 		return err
 	}
-	defer reopenOnSignal(ctx, a)()
+	defer a.reopenOn(reopen)()
 	stopTelling := tellService(signals.ctx, a)
 	err = a.Run(signals.ctx)
 	stopTelling(err)

@@ -71,10 +71,12 @@ type EnvoyConfig struct {
 	// Path is --envoy-path, EnvPath is ENVOY_PATH, SearchPath is PATH, CacheDir the project's cache.
 	Path, EnvPath, SearchPath, CacheDir string
 	LogLevel, ComponentLogLevel         string
-	Concurrency                         int
-	ReadinessPort, PrometheusPort       uint32
-	OutlierLog                          string
-	DualStack                           bool
+	// LogAsJSON makes each line of Envoy's log an object.
+	LogAsJSON                     bool
+	Concurrency                   int
+	ReadinessPort, PrometheusPort uint32
+	OutlierLog                    string
+	DualStack                     bool
 	// Restart starts an Envoy that died again, while that does not happen too often.
 	Restart bool
 }

@@ -201,6 +201,10 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 	if !e.Config.Identity.IPs[0].Unmap().Is4() {
 		version = "v6"
 	}
+	format := ""
+	if c.LogAsJSON {
+		format = envoy.JSONLogFormat
+	}
 	level, components := e.levels.flags(c.LogLevel, c.ComponentLogLevel)
 	return envoy.Options{
 		Version:               binary.Version,
@@ -211,6 +215,7 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 		FileFlushMinSizeKB:    int(p.GetFileFlushMinSizeKb()),
 		LogLevel:              level,
 		ComponentLogLevel:     components,
+		LogFormat:             format,
 		Concurrency:           c.Concurrency,
 	}
 }

@@ -165,3 +165,23 @@ func TestWrongLogOrderChangesNothing(t *testing.T) {
 		}
 	})
 }
+
+func FuzzLogLevels(f *testing.F) {
+	for _, seed := range []string{"", "info", "default:info", "default:warn,xds:debug", "all:none", "warning,upstream:debug,http:trace", ":", ",,", "a:b:c", "off,x:off"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if s, err := parseLevels("flag", text); err == nil {
+			again, err := parseLevels("flag", s.String())
+			if err != nil || again.String() != s.String() {
+				t.Errorf("%q: %q is read as %q, %v", text, s, again, err)
+			}
+		}
+		if l, err := parseEnvoyLevels("flag", text); err == nil {
+			again, err := parseEnvoyLevels("flag", l.String())
+			if err != nil || again.String() != l.String() {
+				t.Errorf("%q: %q is read as %q, %v", text, l, again, err)
+			}
+		}
+	})
+}

@@ -27,9 +27,9 @@ func openTarget(names []string, stdout, stderr io.Writer) (*logTarget, error) {
 	for _, name := range names {
 		switch name = strings.TrimSpace(name); name {
 		case "":
-		case targetStdout:
+		case targetStdout, "/dev/stdout": // which cannot be opened where it is a socket, as under systemd
 			t.streams = append(t.streams, stdout)
-		case targetStderr:
+		case targetStderr, "/dev/stderr":
 			t.streams = append(t.streams, stderr)
 		default:
 			f, err := openLogFile(name)

@@ -38,11 +38,17 @@ func (a *Agent) envoyInstance() *instance {
 	return a.envoy.instance()
 }
 
-// reopenOnSignal opens the logs again at each SIGUSR1, until it is stopped.
-func reopenOnSignal(ctx context.Context, a *Agent) (stop func()) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	signals, done := make(chan os.Signal, 1), make(chan struct{})
+// catchReopen takes SIGUSR1, which would end the process otherwise, from the moment that there is one.
+func catchReopen() chan os.Signal {
+	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGUSR1)
+	return signals
+}
+
+// reopenOn opens the logs again at each signal, until it is stopped.
+func (a *Agent) reopenOn(signals chan os.Signal) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for {

@@ -40,6 +40,7 @@ type Flags struct {
 	ServiceCluster    string
 	LogLevel          string
 	ComponentLogLevel string
+	LogAsJSON         bool
 	OutlierLog        string
 	TemplateFile      string
 	Concurrency       int

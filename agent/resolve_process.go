@@ -20,6 +20,8 @@ func (r *resolver) envoy() {
 	e.SearchPath, e.CacheDir = r.env.vars["PATH"], r.in.CacheDir
 	e.LogLevel = cmp.Or(r.flag("envoy.logLevel", "proxyLogLevel", f.LogLevel), "warning")
 	e.ComponentLogLevel = r.flag("envoy.componentLogLevel", "proxyComponentLogLevel", f.ComponentLogLevel)
+	e.LogAsJSON = f.LogAsJSON
+	r.env.note("envoy.logAsJSON", e.LogAsJSON, r.origin("log_as_json"))
 	e.OutlierLog = r.flag("envoy.outlierLog", "outlierLogPath", f.OutlierLog)
 	e.ReadinessPort = r.env.port("envoy.readinessPort", "ENVOY_STATUS_PORT", bootstrap.DefaultReadinessPort)
 	e.PrometheusPort = r.env.port("envoy.prometheusPort", "ENVOY_PROMETHEUS_PORT", bootstrap.DefaultPrometheusPort)

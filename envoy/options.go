@@ -61,6 +61,9 @@ func (o Options) LeftOut() []string {
 	return nil
 }
 
+// JSONLogFormat makes each line of Envoy's log an object, with the names that Istio's agent gives.
+const JSONLogFormat = `{"level":"%l","time":"%Y-%m-%dT%T.%fZ","scope":"envoy %n","msg":"%j","caller":"%g:%#","thread":"%t"}`
+
 // Args is the command line without the program's name, with the flags that Istio's agent gives.
 func (o Options) Args() []string {
 	level, components := splitLogLevel(orDefault(o.LogLevel, "warning"), o.ComponentLogLevel)
