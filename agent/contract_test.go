@@ -384,3 +384,32 @@ func TestSecretsAreNotShown(t *testing.T) {
 		}
 	}
 }
+
+// What Istio's injector and its set-up of machines give must not be warned about where it has its effect.
+func TestInjectedPodsAndMachinesAreTakenAsTheyAre(t *testing.T) {
+	inDir(t, map[string]string{
+		"etc/istio/pod/labels": "app=\"reviews\"\npod-template-hash=\"abc\"\n",
+		"etc/istio/pod/annotations": "istio.io/rev=\"default\"\nkubectl.kubernetes.io/default-container=\"app\"\nprometheus.io/scrape=\"true\"\n" +
+			"sidecar.istio.io/status=\"{\\\"initContainers\\\":[\\\"istio-init\\\"],\\\"containers\\\":[\\\"istio-proxy\\\"],\\\"revision\\\":\\\"default\\\"}\"\n",
+	})
+	identity := []string{"POD_NAMESPACE=books", "SERVICE_ACCOUNT=reviews", "TRUST_DOMAIN=cluster.local", "INSTANCE_IP=10.1.1.1", "ISTIO_META_CLUSTER_ID=Kubernetes",
+		"ISTIO_META_MESH_ID=cluster.local", "ISTIO_META_NETWORK=", "ISTIO_META_WORKLOAD_NAME=reviews", "PATH=/usr/bin", "HOME=/"}
+	for name, more := range map[string][]string{
+		"a pod": {"PILOT_CERT_PROVIDER=istiod", "CA_ADDR=istiod.istio-system.svc:15012", "POD_NAME=reviews-1", "HOST_IP=10.0.0.1", "ISTIO_CPU_LIMIT=2", "PROXY_CONFIG={}\n",
+			`ISTIO_META_POD_PORTS=[{"name":"http","containerPort":9080,"protocol":"TCP"}]`, "ISTIO_META_APP_CONTAINERS=app", "GOMEMLIMIT=1073741824", "GOMAXPROCS=2",
+			"ISTIO_META_NODE_NAME=n", "ISTIO_META_INTERCEPTION_MODE=REDIRECT", "ISTIO_META_OWNER=kubernetes://apis/apps/v1/namespaces/books/deployments/reviews",
+			`ISTIO_KUBE_APP_PROBERS={"/app-health/app/readyz":{"httpGet":{"path":"/health","port":9080,"scheme":"HTTP"},"timeoutSeconds":1}}`,
+			`ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","path":"","port":"9080"}`, "KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_PORT_443_TCP=tcp://10.96.0.1:443",
+			"ISTIOD_SERVICE_PORT_GRPC_XDS=15010", "ISTIOD_PORT=tcp://10.96.1.1:15010", "ISTIO_INGRESSGATEWAY_PORT_443_TCP_PROTO=tcp"},
+		"a machine": {"CANONICAL_SERVICE=reviews", "CANONICAL_REVISION=latest", "ISTIO_INBOUND_PORTS=*", "ISTIO_LOCAL_EXCLUDE_PORTS=22,15090,15021,15020",
+			`ISTIO_METAJSON_LABELS={"app":"reviews"}`, "ISTIO_NAMESPACE=books", "ISTIO_SERVICE=reviews.books", "ISTIO_SERVICE_CIDR=*", "ISTIO_META_AUTO_REGISTER_GROUP=reviews"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := Resolve(Inputs{Env: slices.Concat(identity, more), Flags: Flags{Domain: "books.svc.cluster.local", LogLevel: "warning", ComponentLogLevel: "misc:error",
+				Given: map[string]bool{"domain": true, "proxyLogLevel": true, "proxyComponentLogLevel": true}}})
+			if err != nil || len(c.Warnings) > 0 {
+				t.Errorf("%v; warnings: %q", err, c.Warnings)
+			}
+		})
+	}
+}
