@@ -54,7 +54,6 @@ func grpcOptions(userAgent string) []grpc.DialOption {
 		grpc.WithMaxHeaderListSize(longestHeader),
 		grpc.WithReadBufferSize(4 << 10),
 		grpc.WithWriteBufferSize(4 << 10),
-		grpc.WithSharedWriteBuffer(true),
 	}
 }
 

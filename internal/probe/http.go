@@ -101,15 +101,23 @@ func (p *Prober) HTTP(ctx context.Context, s Spec, r Request) (Answer, error) {
 		return Answer{}, s.failed(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode >= 300 && resp.StatusCode < 400 {
-		return Answer{Code: http.StatusOK}, nil
+	answer, err := readAnswer(resp)
+	if err != nil {
+		return Answer{}, s.failed(ctx, err)
 	}
-	if resp.StatusCode < 200 || resp.StatusCode > 599 {
-		return Answer{}, s.failed(ctx, fmt.Errorf("the answer's status %d is none of HTTP", resp.StatusCode))
+	return answer, nil
+}
+
+func readAnswer(resp *http.Response) (Answer, error) {
+	switch code := resp.StatusCode; {
+	case code >= 300 && code < 400:
+		return Answer{Code: http.StatusOK}, nil
+	case code < 200 || code > 599:
+		return Answer{}, fmt.Errorf("the answer's status %d is none of HTTP", code)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, longestBody))
 	if err != nil {
-		return Answer{}, s.failed(ctx, fmt.Errorf("reading the answer's body: %w", err))
+		return Answer{}, fmt.Errorf("reading the answer's body: %w", err)
 	}
 	return Answer{Code: resp.StatusCode, Body: body}, nil
 }
