@@ -142,6 +142,8 @@ type ShutdownConfig struct {
 	WhenIdle bool
 	// Minimum is how long the drain takes at least; after that it ends as soon as nothing is left to wait for.
 	Minimum time.Duration
+	// TerminationMessage is the file that Kubernetes takes a container's last words from; empty outside a pod.
+	TerminationMessage string
 	// Stop is how much of the deadline is kept for Envoy to end in, before it is killed.
 	Stop time.Duration
 }

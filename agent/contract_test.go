@@ -61,6 +61,7 @@ var variables = []variable{
 	{name: "PRE_DRAIN_DELAY", setting: "shutdown.preDelay", otherwise: "0s", given: "4s", bad: "x", remedy: "duration"},
 	{name: "UNREADY_AFTER_CONTROL_PLANE_LOSS", setting: "health.lossLimit", otherwise: "0s", given: "10m0s", bad: "-1s", remedy: "duration"},
 	{name: "ENVOY_SILENCE_LIMIT", setting: "health.envoySilence", otherwise: "1m0s", given: "5m0s", bad: "long", remedy: "duration"},
+	{name: "TERMINATION_MESSAGE_PATH", setting: "shutdown.terminationMessage", otherwise: "/dev/termination-log", given: "/log", with: []string{"KUBERNETES_SERVICE_HOST=10.0.0.1"}},
 	{name: "TERMINATION_GRACE_PERIOD", setting: "shutdown.gracePeriod", otherwise: "30s", given: "60", value: "1m0s", bad: "long", remedy: "30s"},
 	{name: "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", setting: "shutdown.whenIdle", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 

@@ -1,13 +1,16 @@
 package agent
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -101,6 +104,131 @@ func TestEnvoyKilledForLackOfMemoryIsToldAsThat(t *testing.T) {
 		"exec python3 -c 'held = []\nwhile True: held.append(bytearray(1 << 20))'\n"))
 	s.within = []string{"sh", "-c", `echo $$ >"` + smallGroup(t, "150000000") + `" || exit 99; exec "$0" "$@"`}
 	s.start(t).endsWith(137, "reason=oom-killed", "for lack of memory", "higher memory limit")
+}
+
+// reports are the reports that an agent wrote, the oldest first.
+func (s *setup) reports(t *testing.T) []map[string]any {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(s.dir, "etc/istio/proxy", reportDir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []map[string]any
+	for _, file := range files {
+		info, err := os.Stat(file)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v; want it for its owner alone", file, info.Mode(), err)
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r map[string]any
+		if err := json.Unmarshal(text, &r); err != nil {
+			t.Fatalf("%v in %s", err, text)
+		}
+		if strings.Contains(string(text), "very-hidden") || strings.Contains(string(text), testToken+`"`) {
+			t.Errorf("the report tells secrets: %s", text)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+func TestCrashIsReportedWithAllThatIsKnown(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.102.24.1")
+	s.write(t, "last-words", "")
+	s.env = append(s.env, "KUBERNETES_SERVICE_HOST=127.0.0.1", "TERMINATION_MESSAGE_PATH="+filepath.Join(s.dir, "last-words"), "ISTIO_META_DB_PASSWORD=very-hidden")
+	s.within = []string{"sh", "-c", `ulimit -c 0; exec "$0" "$@"`}
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	if err := syscall.Kill(r.envoy(), syscall.SIGSEGV); err != nil {
+		t.Fatal(err)
+	}
+	r.endsWith(139, "report of the end written")
+	reports := s.reports(t)
+	if len(reports) != 1 {
+		t.Fatalf("%d reports, want 1", len(reports))
+	}
+	end, _ := reports[0]["end"].(map[string]any)
+	if end["reason"] != "signaled" || end["exitCode"] != 139.0 || !strings.Contains(fmt.Sprint(end["tail"]), "Segmentation fault") {
+		t.Errorf("the end in the report: %v", end)
+	}
+	if !strings.Contains(fmt.Sprint(reports[0]["xds"]), listenerType) || !strings.Contains(fmt.Sprint(reports[0]["command"]), "--disable-hot-restart") {
+		t.Errorf("the report: %v", reports[0])
+	}
+	words, err := os.ReadFile(filepath.Join(s.dir, "last-words"))
+	if err != nil || !strings.Contains(string(words), "Envoy ended by SIGSEGV") || len(words) > mostTermination {
+		t.Errorf("last words: %q, %v", words, err)
+	}
+}
+
+func TestRequestsThatAreCutAreReportedWithEnvoysConfiguration(t *testing.T) {
+	t.Parallel()
+	s := newSlowSetup(t, "127.102.25.1", "TERMINATION_GRACE_PERIOD=8", "ISTIO_META_DB_PASSWORD=very-hidden", "ISTIO_META_TEAM=a-team")
+	r := s.start(t)
+	r.waitReady()
+	late := r.getLate(patience)
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0, "are cut")
+	<-late
+	reports := s.reports(t)
+	if len(reports) != 1 {
+		t.Fatalf("%d reports, want 1", len(reports))
+	}
+	if config := fmt.Sprint(reports[0]["config"]); !strings.Contains(config, "envoy.http_connection_manager") && !strings.Contains(config, "HttpConnectionManager") || !strings.Contains(config, "a-team") {
+		t.Errorf("the configuration in the report: %s", config)
+	}
+	if !strings.Contains(fmt.Sprint(reports[0]["why"]), "1 requests") {
+		t.Errorf("why: %v", reports[0]["why"])
+	}
+}
+
+func TestRejectedConfigurationIsReportedWhenTheProxyIsStopped(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.102.26.1")
+	s.cp.listener.FilterChains[0].Filters[0].ConfigType = nil // which no Envoy takes
+	s.cp.start(t)
+	r := s.start(t)
+	r.eventually("the listener is rejected", func() error {
+		_, body, err := r.http("GET", "15020/debug/xdsz")
+		if err == nil && !strings.Contains(body, `"rejected"`) {
+			err = errors.New(body)
+		}
+		return err
+	})
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0, "it never became ready: it rejected")
+	if reports := s.reports(t); len(reports) != 1 || reports[0]["config"] == nil {
+		t.Errorf("reports: %v", reports)
+	}
+}
+
+func TestOnlyTheNewestReportsAreKeptAndAReadOnlyPlaceIsNoFailure(t *testing.T) {
+	dir := t.TempDir()
+	s := &envoyPart{Agent: &Agent{file: filepath.Join(dir, "envoy-rev.json")}}
+	var files []string
+	for n := range 5 {
+		file, err := s.writeReport(crashReport{Time: time.Unix(int64(n), 0), Why: "test", Config: json.RawMessage(`{"a":1}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, reportDir, "*"))
+	if want := files[2:]; err != nil || !slices.Equal(left, want) {
+		t.Errorf("left are %v, %v; want %v", left, err, want)
+	}
+	large, err := s.writeReport(crashReport{Time: time.Unix(9, 0), Settings: []Setting{{Value: strings.Repeat("x", 2*mostReportSize)}}})
+	if info, statErr := os.Stat(large); err != nil || statErr != nil || info.Size() > mostReportSize {
+		t.Errorf("a report without bounds: %v, %v", err, statErr)
+	}
+	s.file = "/dev/null/envoy-rev.json"
+	if _, err := s.writeReport(crashReport{}); err == nil {
+		t.Error("a report was written where that cannot be")
+	}
 }
 
 // smallGroup makes a control group with a memory limit, and gives the file by which a process joins it.

@@ -66,8 +66,8 @@ func countLoad(stats map[string]uint64, own *regexp.Regexp) (load, error) {
 // ownStats matches the statistics of listeners and of HTTP servers whose clients do not hold up the end. Listeners are
 // told by their port, since what they bind differs (0.0.0.0, an IPv6 address, one address of loopback).
 func ownStats(c *Config) *regexp.Regexp {
-	return regexp.MustCompile(fmt.Sprintf(`^(listener\.(admin\.|envoy_internal_|.*_(%d|%d|%d)\.downstream)|http\.(admin|agent|stats)\.)`,
-		c.Proxy.GetProxyAdminPort(), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort))
+	return regexp.MustCompile(fmt.Sprintf(`^(listener\.(admin\.|envoy_internal_|.*_(%d|%d|%d|%d|%d)\.downstream)|http\.(admin|agent|stats|secure_stats|secure_merged_stats)\.)`,
+		c.Proxy.GetProxyAdminPort(), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort, c.Metrics.SecurePort, c.Metrics.SecureMergedPort))
 }
 
 // count is what one look showed.
@@ -148,5 +148,6 @@ func (n *ending) cut(ctx context.Context, c count) string {
 	if c.none() || context.Cause(ctx) == errGone {
 		return why
 	}
+	n.bad = context.Cause(ctx) == errTimeOver && c.requests > 0
 	return fmt.Sprintf("%s; %s are cut", why, c.load)
 }

@@ -79,13 +79,13 @@ func (e *envoyPart) run(ctx context.Context) error {
 		}
 		exit := ended.end()
 		if ctx.Err() != nil {
-			e.setVerdict(exit)
+			e.setVerdict(ended, exit)
 			return nil
 		}
 		wait, again := allowed.fail(time.Now())
 		before := ended.fallback.Load()
 		if (before == nil && !e.Config.Envoy.Restart) || !again {
-			e.ended(exit)
+			e.ended(ended, exit)
 			return &EnvoyEndedError{Exit: exit, Restarts: e.restartCount()}
 		}
 		binary = ended.binary // which may be another than the first
@@ -93,7 +93,7 @@ func (e *envoyPart) run(ctx context.Context) error {
 			binary = *before
 			e.Logger.Error("the new Envoy ended while the old one drained: going back", "version", binary.Version)
 		}
-		e.restarting(exit, wait)
+		e.restarting(ended, exit, wait)
 		if !sleep(ctx, wait) {
 			return nil
 		}
@@ -101,15 +101,22 @@ func (e *envoyPart) run(ctx context.Context) error {
 }
 
 // ended notes an end that nobody asked for.
-func (e *envoyPart) ended(x envoy.Exit) {
-	e.Logger.Error("Envoy ended", "why", x, "reason", endReason(x), "exitCode", x.ExitCode(), "tail", x.Tail)
+func (e *envoyPart) ended(i *instance, x envoy.Exit) {
+	end := newEndStatus(x, time.Now())
+	if len(x.Tail) > 0 {
+		e.Logger.Error("Envoy's last lines", "tail", x.Tail)
+	}
+	if end.ExitCode != 0 {
+		end.Report = e.report(i, "Envoy "+end.Text, end, nil, "Envoy had ended")
+		e.lastWords(end)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.lastEnd = newEndStatus(x, time.Now())
+	e.lastEnd = end
 }
 
-func (e *envoyPart) restarting(x envoy.Exit, wait time.Duration) {
-	e.ended(x)
+func (e *envoyPart) restarting(i *instance, x envoy.Exit, wait time.Duration) {
+	e.ended(i, x)
 	e.counts.restarts.WithLabelValues(endReason(x)).Inc()
 	e.mu.Lock()
 	e.restarts++
@@ -127,11 +134,11 @@ func (e *envoyPart) restartCount() int {
 
 // setVerdict keeps how an end that was asked for came out: an Envoy that crashed on its way, or had to be killed, is no
 // clean end.
-func (e *envoyPart) setVerdict(x envoy.Exit) {
+func (e *envoyPart) setVerdict(i *instance, x envoy.Exit) {
 	if x.Reason == envoy.Stopped && !x.Forced {
 		return
 	}
-	e.ended(x)
+	e.ended(i, x)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.verdict = &EnvoyEndedError{Exit: x, Restarts: e.restarts}

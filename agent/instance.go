@@ -37,6 +37,7 @@ type instance struct {
 	ready   *envoy.Readiness
 	changed func(i *instance, from, to State)
 
+	args      []string
 	bootstrap bootstrap.Config
 	// With hot restart there is a lineage, in which it has its generation.
 	lineage    *lineage
@@ -70,8 +71,8 @@ func (e *envoyPart) start(l launch) (*instance, error) {
 	admin := envoy.NewAdmin(l.bootstrap.AdminAddress())
 	i := &instance{
 		binary: l.binary, epoch: e.upgrades.number(), process: process, admin: admin, changed: e.noteState,
-		ready:     envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
-		bootstrap: l.bootstrap, lineage: l.lineage, generation: l.generation,
+		ready: envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
+		args:  l.args, bootstrap: l.bootstrap, lineage: l.lineage, generation: l.generation,
 	}
 	i.lineage.join()
 	i.enter(Starting)

@@ -33,6 +33,9 @@ func (r *resolver) shutdown() {
 	inPod := env.vars["KUBERNETES_SERVICE_HOST"] != ""
 	r.preDelay(inPod)
 	r.minimumDrain(inPod)
+	if inPod {
+		s.TerminationMessage = env.text("shutdown.terminationMessage", "TERMINATION_MESSAGE_PATH", "/dev/termination-log", sourceDefault)
+	}
 	s.Stop = min(mostStop, s.Deadline/4)
 	r.deadline(env.vars["TERMINATION_GRACE_PERIOD"] != "")
 }

@@ -38,6 +38,7 @@ func TestTheEndIsPlannedWithinTheGracePeriod(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := resolve(t, env(c.env...))
+			got.Shutdown.TerminationMessage = ""
 			if diff := cmp.Diff(c.want, got.Shutdown); diff != "" {
 				t.Error(diff)
 			}

@@ -33,6 +33,7 @@ type ending struct {
 	i        *instance
 	plan     ShutdownConfig
 	deadline time.Time
+	bad      bool // what it serves is cut
 }
 
 // stop ends an Envoy within one deadline.
@@ -48,6 +49,9 @@ func (e *envoyPart) stop(i *instance) {
 	if why == "" {
 		e.Logger.Info("ending", "within", plan.Deadline, "preDelay", plan.PreDelay, "minimum", plan.Minimum, "linger", plan.Linger, "untilIdle", plan.WhenIdle)
 		why = n.leave(deadline)
+	}
+	if n.bad {
+		n.reportBeforeEnd(deadline, why)
 	}
 	e.Logger.Info("stopping Envoy", "because", why)
 	last, cancelLast := n.lastGrace(deadline)
@@ -72,6 +76,9 @@ func (n *ending) leave(deadline context.Context) string {
 	ctx, cancel := n.patience(deadline)
 	defer cancel()
 	if !n.serves(ctx) {
+		if why := n.neverReady(); why != "" {
+			n.reportBeforeEnd(ctx, why)
+		}
 		return "it has not served anybody yet"
 	}
 	if !sleep(ctx, n.preDelay()) {
