@@ -50,8 +50,9 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 		OverloadManager:     overloadManager(c, a),
 		Admin:               &bootstrapv3.Admin{Address: tcp(c.localAddress(), c.adminPort())},
 		ClusterManager:      clusterManager(c, a),
-		Tracing:             httpTracing(c, a),
-		DynamicResources:    dynamicResources(c),
+		//lint:ignore SA1019 control planes leave the tracer to the bootstrap, as Istio's does
+		Tracing:          httpTracing(c, a),
+		DynamicResources: dynamicResources(c),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Clusters:  staticClusters(c, a),
 			Listeners: staticListeners(c, a),

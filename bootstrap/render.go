@@ -32,15 +32,14 @@ func Render(c Config) ([]byte, error) {
 func withoutTokens(c Config) Config {
 	if c.ProxyConfig.GetTracing().GetLightstep() != nil {
 		c.ProxyConfig = proto.Clone(c.ProxyConfig).(*meshv1.ProxyConfig)
-		//lint:ignore SA1019 meshes that still have it rely on it
 		hideText(&c.ProxyConfig.GetTracing().GetLightstep().AccessToken)
 	}
 	if c.TracingProvider == nil {
 		return c
 	}
 	c.TracingProvider = proto.Clone(c.TracingProvider).(*meshv1.MeshConfig_ExtensionProvider)
+	//lint:ignore SA1019 meshes that still have it rely on it
 	if l := c.TracingProvider.GetLightstep(); l != nil {
-		//lint:ignore SA1019 meshes that still have it rely on it
 		hideText(&l.AccessToken)
 	}
 	otel := c.TracingProvider.GetOpentelemetry()

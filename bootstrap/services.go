@@ -49,7 +49,9 @@ func remoteCluster(c Config, a *anys, r remote) *clusterv3.Cluster {
 		useHTTP2(cluster, nil, a)
 	}
 	cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
+	//lint:ignore SA1019 the extension that comes after it is one more that an Envoy may be built without
 	cluster.RespectDnsTtl = true
+	//lint:ignore SA1019 as above
 	cluster.DnsRefreshRate = durationpb.New(dnsRefresh)
 	cluster.DnsLookupFamily = c.lookupFamily()
 	cluster.WaitForWarmOnInit = wrapperspb.Bool(false)

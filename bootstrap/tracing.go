@@ -42,7 +42,6 @@ func tracer(c Config) *tracing {
 	case *meshv1.Tracing_Datadog_:
 		found = datadog(kind.Datadog.GetAddress(), c)
 	case *meshv1.Tracing_Lightstep_:
-		//lint:ignore SA1019 meshes that still have it rely on it
 		found = lightstep(kind.Lightstep.GetAddress(), kind.Lightstep.GetAccessToken(), c)
 	case nil:
 		//lint:ignore SA1019 meshes that still have it rely on it
