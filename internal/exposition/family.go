@@ -17,6 +17,9 @@ const (
 	info
 	stateset
 	gaugeHistogram
+
+	// created is no kind of a family: it marks the name of samples that say when a family of that name's beginning began.
+	created
 )
 
 var kinds = map[string]kind{
@@ -118,7 +121,7 @@ func (f *family) claims(out Format, visit func(suffix string) bool) bool {
 		return true
 	}
 	for _, s := range suffixes[f.kind] {
-		if s == "" || s == "_created" { // in text, _created is often a family of its own
+		if s == "" || s == "_created" { // which are claimed when they come: in text, they are often families of their own
 			continue
 		}
 		if out == Text && (s == "_gsum" || s == "_gcount") {
@@ -169,6 +172,16 @@ func (n *names) claim(f *family, out Format, source uint16) bool {
 		})
 	}
 	return free
+}
+
+// claimCreated takes the name of a family's samples that say when it began, unless another family has it.
+func (n *names) claimCreated(family string) bool {
+	h := n.hash(family, "_created")
+	if c, taken := n.taken[h]; taken {
+		return c.kind == created
+	}
+	n.taken[h] = claim{kind: created}
+	return true
 }
 
 // owner says whose the name is under which the family is described.

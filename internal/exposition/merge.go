@@ -182,7 +182,7 @@ func (c *copier) sample(s *sample, suffix string) bool {
 	if !c.writing {
 		return true // counted as a family
 	}
-	if c.format == Text && suffix == "_created" {
+	if suffix == "_created" && (c.format == Text || !c.names.claimCreated(c.current.name)) {
 		return true // text has no such samples
 	}
 	if c.format == OpenMetrics && c.current.kind == counter && !c.current.plain && !countable(s.text(s.value)) {

@@ -239,6 +239,36 @@ func TestWhatScraperAcceptsDecides(t *testing.T) {
 	}
 }
 
+// tokens are what expositions are made of, right and wrong.
+var tokens = []string{
+	"\n", "\n", "\n", " ", "# TYPE ", "# HELP ", "# UNIT ", "# EOF\n", "#", "a", "b", "a_total", "b_total", "a_count", "a_sum", "a_bucket",
+	"a_info", "a_created", "a_gsum", "a_gcount", "app_a", "app_b", "s", "_s", " counter\n", " gauge\n", " histogram\n", " summary\n", " info\n",
+	" unknown\n", " untyped\n", " stateset\n", " gaugehistogram\n", " 1\n", " 2 3\n", " -1\n", " NaN\n", " +inf\n", " 0x1\n", "{x=\"y\"}", "{x=\"y\",}",
+	"{le=\"1\"}", "{le=\"z\"}", "{quantile=\"0.5\"}", "{quantile=\"q\",x=\"\\n\"}", "{}", "{ x = \"\" }", "{scrape_target=\"t\"}",
+	"{exported_scrape_target=\"t\",scrape_target=\"t\"}", " # {t=\"u\"} 1", " # {} x", "\\", "\"", "\xff", "\r\n", "\t", "{", "}", ",", "=", "9", ":", "é", "# TYPE a_total counter\n",
+}
+
+func spell(data []byte) string {
+	var b strings.Builder
+	for _, c := range data {
+		b.WriteString(tokens[int(c)%len(tokens)])
+	}
+	return b.String()
+}
+
+// Sources put together from such tokens reach the rules about names sooner than those from any bytes.
+func FuzzMergeOfTokens(f *testing.F) {
+	for i := range 16 {
+		line := []byte{4, byte(9 + i), byte(24 + i%9), byte(9 + i), byte(39 + i), 33, byte(13 + i%4), 34}
+		f.Add(line, append(line, line...), []byte{byte(9 + i), 33, 9, 33, byte(11 + i%6), 33}, uint8(37*i))
+	}
+	f.Fuzz(func(t *testing.T, a, b, c []byte, bits uint8) {
+		format := func(bit int) Format { return Format(bits >> bit & 1) }
+		out := mergeJoined(t, format(0), []given{{format(1), spell(a), ""}, {format(2), spell(b), "9/m"}, {format(3), spell(c), "8/m"}, {format(4), spell(c) + spell(a) + spell(b), ""}})
+		valid(t, format(0), out)
+	})
+}
+
 func FuzzMerge(f *testing.F) {
 	f.Add("# TYPE a counter\na 1\n", "# HELP a x\n# TYPE a_total counter\na_total{b=\"c\"} 2 3\n", "# TYPE a histogram\na_bucket{le=\"1\"} 1\na_sum 1\na_count 1\n", uint8(0))
 	f.Add("a 1\nb 1\na 2\n", "# TYPE a info\na_info{x=\"y\"} 1\n# EOF\n", "# TYPE a counter\na_total 1 # {x=\"y\"} 1 1\n# EOF\n", uint8(0xff))
