@@ -200,12 +200,15 @@ func (c *CASource) Run(ctx context.Context) error {
 	}
 	c.finishWarm(ctx)
 	retry := dial.Backoff{Min: c.config.MinRetry, Max: c.config.MaxRetry}
-	for ctx.Err() == nil {
+	for failed := false; ctx.Err() == nil; {
 		if wait, due := c.untilDue(); !due {
 			c.pause(ctx, wait)
 			continue
 		}
-		if err := c.attempt(ctx); err != nil {
+		if failed {
+			c.metrics.retries.Inc()
+		}
+		if failed = c.attempt(ctx) != nil; failed {
 			c.pause(ctx, c.boundedBy(retry.Next()))
 			continue
 		}

@@ -191,7 +191,7 @@ func later(a, b time.Time) time.Time {
 
 // caMetrics are named as Istio's agent names them.
 type caMetrics struct {
-	requests, failures, latency prometheus.Counter
+	requests, failures, retries, latency prometheus.Counter
 }
 
 func newCAMetrics() *caMetrics {
@@ -201,10 +201,11 @@ func newCAMetrics() *caMetrics {
 	return &caMetrics{
 		requests: counter("istio_agent_num_outgoing_requests", "Requests to the certificate authority."),
 		failures: counter("istio_agent_num_failed_outgoing_requests", "Requests to the certificate authority that failed, or whose answer was not good."),
+		retries:  counter("istio_agent_num_outgoing_retries", "Requests to the certificate authority that were made again after a failure."),
 		latency:  counter("istio_agent_outgoing_latency", "Milliseconds spent waiting for the certificate authority."),
 	}
 }
 
 func (m *caMetrics) register(registerer prometheus.Registerer) error {
-	return registerAll(registerer, m.requests, m.failures, m.latency)
+	return registerAll(registerer, m.requests, m.failures, m.retries, m.latency)
 }
