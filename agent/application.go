@@ -11,12 +11,6 @@ import (
 	"syscall"
 )
 
-// The exit codes by which a shell, too, says that a program cannot be run.
-const (
-	exitCannotRun = 126
-	exitNoProgram = 127
-)
-
 // serviceVariables tell a service about its service manager. They are the agent's, which speaks to it, and not the
 // application's.
 var serviceVariables = []string{"NOTIFY_SOCKET=", "WATCHDOG_USEC=", "WATCHDOG_PID="}

@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// serveAt answers on an address until the test ends.
-func serveAt(t *testing.T, address string, h http.HandlerFunc) {
+// serveAt answers on an address until the test ends, and gives the address.
+func serveAt(t *testing.T, address string, h http.HandlerFunc) string {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -24,6 +24,7 @@ func serveAt(t *testing.T, address string, h http.HandlerFunc) {
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: h}}
 	s.Start()
 	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+	return l.Addr().String()
 }
 
 // execute runs a command in this process, and gives its output and exit code.
@@ -43,7 +44,7 @@ func TestWaitKeepsTheContract(t *testing.T) {
 	var asked atomic.Int64
 	hang := make(chan struct{})
 	t.Cleanup(func() { close(hang) })
-	serveAt(t, "127.107.31.1:15021", func(w http.ResponseWriter, r *http.Request) {
+	address := serveAt(t, "127.0.0.1:0", func(w http.ResponseWriter, r *http.Request) {
 		switch path := r.URL.Path; {
 		case path == "/healthz/ready", path == "/third" && asked.Add(1) >= 3:
 		case path == "/hang":
@@ -61,9 +62,9 @@ func TestWaitKeepsTheContract(t *testing.T) {
 			http.Error(w, "envoy: no listeners yet", http.StatusServiceUnavailable)
 		}
 	})
-	url := "--url=http://127.107.31.1:15021"
+	url := "--url=http://" + address
 	quick := func(args ...string) []string {
-		return append([]string{"--timeoutSeconds=1", "--requestTimeoutMillis=200", "--periodMillis=10"}, args...)
+		return append([]string{"--timeoutSeconds=1", "--requestTimeoutMillis=5000", "--periodMillis=10"}, args...)
 	}
 	for name, c := range map[string]struct {
 		args []string

@@ -152,3 +152,37 @@ func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {
 		t.Errorf("the new log file: %v\n%s", err, text)
 	}
 }
+
+func TestProxyOutlivesWhoeverReadItsLog(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.107.4.1")
+	s.args = append(s.args, "--log_target=stderr,"+filepath.Join(s.dir, "agent.log"))
+	s.cp.start(t)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := s.prepare(t)
+	r.cmd.Stdout, r.cmd.Stderr = write, write
+	r.run(t)
+	_ = write.Close()
+	r.waitReady()
+	_ = read.Close()
+	for n := 1; n <= 3; n++ {
+		r.signal(syscall.SIGUSR1) // which is logged
+		r.eventually("the log goes on in the file", func() error {
+			text, err := os.ReadFile(filepath.Join(s.dir, "agent.log"))
+			if err == nil && strings.Count(string(text), "opened again") < n {
+				err = errors.New("not yet")
+			}
+			return err
+		})
+	}
+	if ready, reasons, err := r.reasons(); err != nil || !ready {
+		t.Errorf("not ready any more: %v %v", reasons, err)
+	}
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}

@@ -134,6 +134,7 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log
 		return nil, nil, err
 	}
 	hurry()
+	outliveReaders()
 	log, err := o.log.open(cmd.OutOrStdout(), cmd.ErrOrStderr())
 	if err != nil {
 		return nil, nil, err

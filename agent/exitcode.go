@@ -9,10 +9,12 @@ import (
 
 // The exit codes of the agent's commands, besides Envoy's own.
 const (
-	exitFailed  = 1
-	exitUsage   = 2
-	exitNoEnvoy = 127
-	exitNotYet  = 255 // `wait` gave up, as Istio's does
+	exitFailed    = 1
+	exitUsage     = 2
+	exitNoEnvoy   = 127
+	exitCannotRun = 126 // `run`: as shells say of a program that is there
+	exitNoProgram = 127 // `run`: as shells say of a program that is not
+	exitNotYet    = 255 // `wait` gave up, as Istio's does
 )
 
 // usageError says that the command line or the configuration is wrong, so that trying again changes nothing.

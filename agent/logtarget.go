@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 const (
@@ -89,3 +91,7 @@ func (t *logTarget) close() error {
 	t.paths, t.files = nil, nil
 	return errors.Join(errs...)
 }
+
+// outliveReaders keeps the process alive when nobody reads its output any more: a log collector that is started again must
+// not end a proxy. SIGPIPE is taken rather than ignored, since programs that are started would ignore it too.
+func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
