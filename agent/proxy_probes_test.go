@@ -76,6 +76,11 @@ func TestProxyAsksTheApplicationForKubeletAndControlPlane(t *testing.T) {
 	if len(s.cp.health) != 0 {
 		t.Errorf("reported without a change: %q", <-s.cp.health)
 	}
+	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
+		t.Errorf("drain: %d %q %v", code, body, err)
+	}
+	reported("draining")
+	kubelet(200) // whose questions are the application's own
 	r.signal(syscall.SIGTERM)
 	if code := r.exit(); code != 0 {
 		t.Errorf("exit code %d", code)

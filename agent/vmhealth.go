@@ -23,10 +23,12 @@ type HealthCheckConfig struct {
 type healthCheck struct {
 	config HealthCheckConfig
 	probe  func(context.Context, probe.Spec) error
-	// proxy says whether traffic can come in at all; nil when there is no Envoy.
-	proxy  func() (ok bool, reason string)
-	report func(healthy bool, message string)
-	logger *slog.Logger
+	// proxy says whether traffic can come in at all.
+	proxy func() (ok bool, reason string)
+	// draining is closed when the workload is to leave.
+	draining <-chan struct{}
+	report   func(healthy bool, message string)
+	logger   *slog.Logger
 }
 
 // newHealthCheck is nil when nothing is to be watched.
@@ -38,8 +40,11 @@ func (a *Agent) newHealthCheck(report func(bool, string)) *healthCheck {
 	h := &healthCheck{
 		config: *a.Config.HealthCheck,
 		probe:  probe.New(probe.Config{HTTP2: c.HTTP2}).Check, // which keeps no connections, so that there is nothing to close
+		proxy:  a.undrained,
 		report: report,
 		logger: a.Logger.With("part", "health check"),
+
+		draining: a.orders.drain.done(),
 	}
 	if a.envoy != nil {
 		h.proxy = a.envoy.Health
@@ -60,9 +65,21 @@ func (h *healthCheck) run(ctx context.Context) error {
 		h.once(ctx, &v)
 		select {
 		case <-due.C:
+		case <-h.draining:
+			h.leave(&v)
+			<-ctx.Done() // a part that ended before would count as one that failed
+			return nil
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+// leave has the control plane send no more here, before the next probe would find out.
+func (h *healthCheck) leave(v *verdict) {
+	if v.known && v.healthy {
+		h.logger.Info("the proxy drains; the control plane is told to send nothing here")
+		h.report(false, "the proxy is draining")
 	}
 }
 
@@ -91,9 +108,6 @@ func (h *healthCheck) once(ctx context.Context, v *verdict) {
 }
 
 func (h *healthCheck) proxyReady() error {
-	if h.proxy == nil {
-		return nil
-	}
 	if ok, reason := h.proxy(); !ok {
 		return fmt.Errorf("the proxy is not ready: %s", reason)
 	}

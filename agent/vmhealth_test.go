@@ -87,6 +87,41 @@ func TestHealthIsReportedWhenItChanges(t *testing.T) {
 	}
 }
 
+func TestDrainIsReportedAtOnceAndEndsTheProbes(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		result error
+		want   []string
+	}{
+		{"well", nil, []string{"0s true ", "13s false the proxy is draining"}},
+		{"unwell already", errors.New("no database"), []string{"0s false no database"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			draining, start, probes := make(chan struct{}), time.Now(), 0
+			var reports []string
+			h := &healthCheck{
+				config:   HealthCheckConfig{Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1},
+				logger:   slog.New(slog.DiscardHandler),
+				proxy:    func() (bool, string) { return true, "" },
+				draining: draining,
+				probe:    func(context.Context, probe.Spec) error { probes++; return c.result },
+				report: func(healthy bool, message string) {
+					reports = append(reports, fmt.Sprint(time.Since(start), " ", healthy, " ", message))
+				},
+			}
+			time.AfterFunc(13*time.Second, func() { close(draining) })
+			time.AfterFunc(time.Minute, cancel)
+			if err := h.run(ctx); err != nil || time.Since(start) != time.Minute {
+				t.Errorf("%s: run = %v after %v", c.name, err, time.Since(start))
+			}
+			if !slices.Equal(reports, c.want) || probes != 2 {
+				t.Errorf("%s: %q after %d probes, want %q", c.name, reports, probes, c.want)
+			}
+		})
+	}
+}
+
 func TestReadinessProbeIsUnderstood(t *testing.T) {
 	inDir(t, nil)
 	for _, c := range []struct {
