@@ -42,8 +42,8 @@ func (r *resolver) bootstrapSettings() {
 func (r *resolver) customBootstrap() {
 	b, p := &r.config.Bootstrap, r.config.Proxy
 	for _, place := range []struct{ file, source string }{
-		{p.GetCustomConfigFile(), "customConfigFile (" + r.layers.source("custom_config_file") + ")"},
 		{r.env.vars["ISTIO_BOOTSTRAP"], "environment ISTIO_BOOTSTRAP"},
+		{p.GetCustomConfigFile(), "customConfigFile (" + r.layers.source("custom_config_file") + ")"},
 		{r.in.Flags.TemplateFile, "flag --templateFile"},
 		{p.GetProxyBootstrapTemplatePath(), "proxyBootstrapTemplatePath (" + r.layers.source("proxy_bootstrap_template_path") + ")"},
 	} {

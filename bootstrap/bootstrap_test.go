@@ -91,8 +91,10 @@ func TestEnvoyAcceptsEveryGoldenBootstrap(t *testing.T) {
 		envoy := testenv.EnvoyOf(t, version)
 		for name := range golden {
 			t.Run(version+"/"+name, func(t *testing.T) {
-				validate(t, envoy, filepath.Join("testdata", name+".json"))
 				validate(t, envoy, encoded(t, golden[name]()))
+				if version == testenv.EnvoyVersion { // the same in other words, for people
+					validate(t, envoy, filepath.Join("testdata", name+".json"))
+				}
 			})
 		}
 	}

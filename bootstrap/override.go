@@ -13,7 +13,7 @@ import (
 )
 
 // largest is more than any bootstrap that people write, and little enough to be read at every start.
-const largest = 1 << 20
+const largest = 4 << 20
 
 // changed says that somebody has a say in the bootstrap besides this package.
 func (c Config) changed() bool { return len(c.Override) > 0 || len(c.Custom) > 0 }
@@ -110,7 +110,7 @@ func patch(t tree, operations []any, name string) (tree, error) {
 		if err == nil {
 			document, err = p.ApplyWithOptions(document, options)
 		}
-		if err == nil && len(document) > 4*largest {
+		if err == nil && len(document) > 2*largest {
 			err = errors.New("the bootstrap becomes too large")
 		}
 		if err != nil {

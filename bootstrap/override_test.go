@@ -137,7 +137,7 @@ func TestOverridesThatCannotBeAreRefusedByName(t *testing.T) {
 		"two documents":        {"{}\n---\n{}", []string{"o.yaml", "more than one document"}},
 		"keys":                 {"{1: 2}", []string{"o.yaml"}},
 		"host IP":              {`{node: {cluster: $(HOST_IP)}}`, []string{"o.yaml", "HOST_IP"}},
-		"too large":            {strings.Repeat("#", largest+1), []string{"o.yaml", "1048577 bytes"}},
+		"too large":            {strings.Repeat("#", largest+1), []string{"o.yaml", "4194305 bytes"}},
 		"alias bomb":           {aliasBomb(), []string{"o.yaml"}},
 	}
 	for name, tc := range cases {
