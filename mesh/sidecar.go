@@ -140,6 +140,7 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		"PROXY_CONFIG="+proxyConfig,
 		"ECC_SIGNATURE_ALGORITHM=ECDSA",
 		"ENVOY_PATH="+m.envoy.Path,
+		"TERMINATION_GRACE_PERIOD="+defaultStopTimeout.String(),
 		"ISTIO_META_WORKLOAD_NAME="+w.Name,
 		"ISTIO_META_OWNER=pilotfish://meshes/"+m.cfg.Topology.Name+"/workloads/"+w.Name,
 		"ISTIO_META_POD_PORTS="+ports,
