@@ -23,7 +23,7 @@ type environment struct {
 func newEnvironment(env []string) *environment {
 	e := &environment{vars: make(map[string]string, len(env))}
 	for _, pair := range env {
-		if name, value, ok := strings.Cut(pair, "="); ok {
+		if name, value, ok := strings.Cut(pair, "="); ok && name != "" {
 			e.vars[name] = value
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // Whatever a pod's author, a mesh's operator or a hostile annotation writes: it is refused, or it makes a bootstrap, or
 // the bootstrap is refused. Nothing else happens.
 func FuzzConfigurationIsResolvedOrRefused(f *testing.F) {
-	f.Add("POD_NAME=p\nPROXY_CONFIG={concurrency: 2}", "defaultConfig:\n  statusPort: 16020\n", "proxy.istio.io/config=\"tracing: {zipkin: {address: \\\"z:1\\\"}}\"\n", "{}", "sidecar")
+	f.Add("=x\nPOD_NAME=p\nPROXY_CONFIG={concurrency: 2}", "defaultConfig:\n  statusPort: 16020\n", "proxy.istio.io/config=\"tracing: {zipkin: {address: \\\"z:1\\\"}}\"\n", "{}", "sidecar")
 	f.Add("ISTIO_METAJSON_X={\"a\": {\"b\": [1, null]}}\nISTIO_META_DNS_CAPTURE=true\nISTIO_KUBE_APP_PROBERS={\"/app-health/a/livez\":{\"httpGet\":{\"port\":80}}}", "trustDomain: x\n",
 		"sidecar.istio.io/statsHistogramBuckets=\"{\\\"a\\\": [1]}\"\n", "- {op: remove, path: /admin}\n", "router")
 	f.Add("ISTIO_PROMETHEUS_ANNOTATIONS={\"scrape\":\"true\",\"port\":\"8080\"}\nISTIO_CPU_LIMIT=1e300m\nPROXY_MEMORY_LIMIT=1e19\nHOST_IP=::1", "extensionProviders: [{name: a}]\ndefaultProviders: {tracing: [a]}\n",

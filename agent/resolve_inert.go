@@ -77,16 +77,29 @@ func (r *resolver) unheard() {
 	}
 	known := slices.Concat(sortedKeys(unsupported), inertVariables, knownVariables)
 	for _, name := range sortedKeys(r.env.vars) {
-		if isKnown(name, known) {
+		if isKnown(name, known) || serviceLink.MatchString(name) {
 			continue
 		}
-		switch meant := nearest.Within(name, known, mistakes(name)); {
+		switch meant := nearest.Within(name, alike(name, known), mistakes(name)); {
 		case meant != "":
 			r.env.warn("environment %s is not a setting and has no effect; did you mean %s?", name, meant)
-		case hasPrefix(name, ownPrefixes) && !serviceLink.MatchString(name):
+		case hasPrefix(name, ownPrefixes):
 			r.env.warn("environment %s is not a setting of this agent and has no effect", name)
 		}
 	}
+}
+
+// alike are the names that another could be meant for. Pods may have a thousand variables, and each start would pay for
+// comparing them all letter by letter.
+func alike(name string, among []string) []string {
+	most := mistakes(name)
+	var found []string
+	for _, other := range among {
+		if longer := len(other) - len(name); other[0] == name[0] && longer <= most && -longer <= most {
+			found = append(found, other)
+		}
+	}
+	return found
 }
 
 func isKnown(name string, known []string) bool {
