@@ -2,7 +2,6 @@ package status
 
 import (
 	"net/http"
-	"net/http/pprof"
 	"net/netip"
 	"time"
 )
@@ -30,16 +29,9 @@ func (s *Server) handler() http.Handler {
 	mux.Handle("GET /debug/config", onlyLoopback(asJSON(s.Config.Config)))
 	mux.HandleFunc("GET /{$}", serveIndex)
 
-	profiles := http.NewServeMux()
-	profiles.HandleFunc("/debug/pprof/", pprof.Index)
-	profiles.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	profiles.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	profiles.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	profiles.HandleFunc("/debug/pprof/trace", pprof.Trace)
-
 	top := http.NewServeMux()
 	if !s.NoProfiles {
-		top.Handle("/debug/pprof/", onlyLoopback(profiles))
+		top.Handle("/debug/pprof/", onlyLoopback(profiles()))
 	}
 	top.Handle("/app-health/", s.app) // whose time is the probe's own
 	top.Handle("/app-lifecycle/", s.app)

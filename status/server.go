@@ -56,6 +56,7 @@ type Server struct {
 	http     *http.Server
 	metrics  *metrics
 	silent   silent
+	crowd    crowd
 	scraper  *http.Client
 	scrapes  chan struct{} // has room for as many as are answered at a time
 	app      *appProbes
@@ -72,7 +73,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: make(chan struct{}, mostScrapes)}
+	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: make(chan struct{}, mostScrapes), crowd: crowd{most: mostConnections}}
 	if err := s.registerReadiness(c.Registerer); err != nil {
 		return nil, err
 	}
@@ -83,7 +84,7 @@ func New(c Config) (*Server, error) {
 	s.listener = listener
 	s.app = newAppProbes(c.AppProbes, listener.Addr(), c.Logger)
 	s.http = &http.Server{
-		ConnState:         s.silent.note,
+		ConnState:         s.noteConnection,
 		Handler:           s.handler(),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       90 * time.Second,
@@ -91,6 +92,11 @@ func New(c Config) (*Server, error) {
 		ErrorLog:          slog.NewLogLogger(c.Logger.Handler(), slog.LevelDebug),
 	}
 	return s, nil
+}
+
+func (s *Server) noteConnection(c net.Conn, state http.ConnState) {
+	s.silent.note(c, state)
+	s.crowd.note(c, state)
 }
 
 // Addr is where the server listens.
