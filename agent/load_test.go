@@ -90,7 +90,26 @@ func startTraffic(t *testing.T, address string) *traffic {
 		l.client(ctx, "HTTP/2", &http.Transport{Protocols: &h2})
 	}
 	l.clients.Go(func() { l.rpcs(ctx) })
+	l.clients.Go(func() { l.probe(ctx) })
 	return l
+}
+
+// probe asks the agent whether the proxy is ready, which it is to be all the while.
+func (l *traffic) probe(ctx context.Context) {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	for sleep(ctx, 20*time.Millisecond) {
+		r, err := client.Get("http://" + l.address + ":15020/healthz/ready")
+		if err == nil {
+			body, _ := io.ReadAll(r.Body)
+			_ = r.Body.Close()
+			if r.StatusCode != http.StatusOK {
+				err = fmt.Errorf("%d %s", r.StatusCode, body)
+			}
+		}
+		if err != nil {
+			l.fail("readiness", err)
+		}
+	}
 }
 
 func (l *traffic) fail(kind string, err error) {

@@ -8,11 +8,8 @@ import (
 )
 
 const (
-	// quiet is for how long the new Envoy has to report no connection of the old one: it learns of them each time it
-	// flushes its statistics, every 5 seconds unless told otherwise.
-	quiet = 12 * time.Second
-	// quietSelf is for how long an old Envoy that can be asked itself has to report none.
-	quietSelf  = time.Second
+	// quiet is for how long an old Envoy has to have no connection.
+	quiet      = time.Second
 	retirePoll = 500 * time.Millisecond
 	// besides is how long an old Envoy still takes the connections whose handshakes began before they were steered away
 	// from it, and closing what it has to close its listeners.
@@ -35,6 +32,7 @@ func (t *takeover) retire(young, old *instance) (why string) {
 	stop, cancelStop := context.WithTimeout(context.Background(), retireStop)
 	defer cancelStop()
 	exit := old.process.Stop(stop)
+	t.standIn(young, old)
 	old.leave(t.Logger)
 	t.Logger.Info("the old Envoy has ended", "version", old.binary.Version, "pid", old.process.PID(), "because", why, "exit", exit.String())
 	return why
@@ -97,14 +95,10 @@ func (t *takeover) watchIdle(ctx context.Context, young, old *instance) (idle <-
 	found, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		enough := quiet
-		if t.way == handOver {
-			enough = quietSelf
-		}
 		for since := time.Now(); sleep(ctx, retirePoll); {
 			if n, err := t.leftovers(ctx, young, old); err != nil || n > 0 {
 				since = time.Now()
-			} else if time.Since(since) > enough {
+			} else if time.Since(since) > quiet {
 				close(found)
 				return
 			}
@@ -113,12 +107,28 @@ func (t *takeover) watchIdle(ctx context.Context, young, old *instance) (idle <-
 	return found, func() { cancel(); <-done }
 }
 
-// leftovers counts the connections of the old Envoy. After a hot restart only the new one knows them.
+// leftovers counts what the old Envoy still serves. After a hot restart it cannot be asked itself.
 func (t *takeover) leftovers(ctx context.Context, young, old *instance) (uint64, error) {
 	if t.way == handOver {
 		left, err := old.load(ctx, t.own)
 		return left.connections + left.requests, err
 	}
-	stats, err := young.admin.Stats(ctx, `^server\.parent_connections$`)
-	return stats["server.parent_connections"], err
+	c := t.Config
+	n, err := old.process.Clients(young.process, uint32(c.Proxy.GetProxyAdminPort()), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort)
+	return uint64(n), err
+}
+
+// standIn lets the new Envoy outlive the old one, whichever way that ended, when it took over by hot restart.
+func (t *takeover) standIn(young, old *instance) {
+	if t.way == handOver || old.lineage == nil {
+		return
+	}
+	end, err := old.lineage.epoch(old.generation, 0).StandIn()
+	if err != nil {
+		t.Logger.Error("the new Envoy may abort when it finds that the old one is gone", "error", err)
+		return
+	}
+	if t.upgrades.keep(func() { <-young.process.Done(); end() }) != nil {
+		end()
+	}
 }

@@ -124,6 +124,17 @@ func (u *upgrades) run(job func()) error {
 	return nil
 }
 
+// keep does a job that may begin as long as others run.
+func (u *upgrades) keep(job func()) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.over {
+		return errors.New("the agent has ended")
+	}
+	u.jobs.Go(job)
+	return nil
+}
+
 // number counts the Envoys that were started, from 0.
 func (u *upgrades) number() int {
 	u.mu.Lock()

@@ -188,6 +188,35 @@ func TestNewEnvoyThatDiesWhileTheOldOneDrainsIsFollowedByTheOldVersion(t *testin
 	}
 }
 
+func TestNewEnvoyOutlivesAnOldOneThatDiesWhileItDrains(t *testing.T) {
+	for address, way := range map[string]string{"127.88.37.1": hotRestart, "127.88.37.2": handOver} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			r := upgradable(t, address, testenv.EnvoyVersion, "--restart")
+			old := r.envoy()
+			openStreams(t, r.address)
+			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.MidEnvoyVersion), "--way", way, "--keep", "4s"); u.exit() != 0 {
+				t.Fatalf("upgrade: %s", u.out)
+			}
+			load := startTraffic(t, r.address)
+			if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			r.results(`result="done"} 1`)
+			r.serves(testenv.MidEnvoyVersion, 1)
+			r.eventually("enough load", func() error {
+				if load.asked.Load() < 3000 { // some seconds, in which the new one gives the old one its order to end
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			load.stop()
+			r.serves(testenv.MidEnvoyVersion, 1)
+			r.end()
+		})
+	}
+}
+
 func TestTerminationDuringAnUpgradeEndsBothEnvoys(t *testing.T) {
 	for name, c := range map[string]struct{ address, way, run string }{
 		"before the new one serves, hot restart": {"127.88.34.1", hotRestart, "exec sleep 1000"},

@@ -110,3 +110,19 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 		})
 	}
 }
+
+func TestOldEnvoyEndsWhenItsLastConnectionHas(t *testing.T) {
+	for address, way := range map[string]string{"127.88.36.1": hotRestart, "127.88.36.2": handOver} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			r := upgradable(t, address, testenv.EnvoyVersion, "--restart")
+			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "10m", "--wait")
+			if u.exit() != 0 || !strings.Contains(u.out.String(), "no connection was left") {
+				t.Errorf("upgrade: %s", u.out)
+			}
+			r.alone(r.envoy())
+			r.serves(testenv.OldEnvoyVersion, 1)
+			r.end()
+		})
+	}
+}

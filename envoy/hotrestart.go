@@ -16,7 +16,7 @@ import (
 
 // HotRestart makes Envoys able to take over from each other: one with the next epoch takes the listening sockets of the
 // one that runs, and tells it to drain once it serves. The older one's admin interface is closed as soon as the newer one
-// starts; the older one is ended by the newer after ParentShutdown.
+// starts; the older one is ended by the newer after ParentShutdown. Should it end before, it needs a StandIn.
 type HotRestart struct {
 	// BaseID is common to all epochs, and no other Envoy's of the machine: NewBaseID gives one.
 	BaseID uint32
@@ -33,6 +33,8 @@ const (
 	// mostBaseID keeps ten times the id, which is what Envoy uses, within 31 bits: beyond, names get negative numbers.
 	mostBaseID = 200_000_000
 	hotSockets = "hot"
+	// concurrentEpochs is how many Envoys have sockets of their own: names repeat.
+	concurrentEpochs = 3
 	// longestSocket is the room that a socket's name has in an address on Linux.
 	longestSocket = 107
 )
@@ -66,6 +68,8 @@ func (h HotRestart) args() []string {
 		"--restart-epoch", strconv.Itoa(h.Epoch),
 		"--socket-path", h.sockets(),
 		"--socket-mode", "600",
+		// Statistics of the older one would be fetched by a main thread that waits for the answer.
+		"--skip-hot-restart-parent-stats",
 		"--parent-shutdown-time-s", strconv.Itoa(int(h.ParentShutdown.Round(time.Second) / time.Second)),
 	}
 }

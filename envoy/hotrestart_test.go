@@ -214,3 +214,28 @@ func TestUnknownSharedMemoryIsLeftAlone(t *testing.T) {
 		t.Errorf("with a directory of a long name: %v", err)
 	}
 }
+
+func TestNewerEnvoyOutlivesAnOlderOneThatDied(t *testing.T) {
+	e := newEpochs(t, "127.107.22.1")
+	old := e.start(testenv.EnvoyVersion, "hello.yaml")
+	e.admin("LIVE")
+	before := e.HotRestart
+	e.Epoch++
+	young := e.start(testenv.OldEnvoyVersion, "hello.yaml")
+	e.admin("LIVE")
+	old.Stop(ended())
+	end, err := before.StandIn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end()
+	// It gives the older one its order to end after a second, and would find it gone.
+	for until := time.Now().Add(e.ParentShutdown + time.Second); time.Now().Before(until); {
+		e.hello()
+		e.admin("LIVE")
+	}
+	if exit := young.Stop(within(t, 10*time.Second)); exit.Forced || exit.Reason != Stopped || strings.Contains(strings.Join(exit.Tail, " "), "refused") {
+		t.Errorf("the newer one: %+v", exit)
+	}
+	e.nothingLeft()
+}

@@ -41,7 +41,7 @@ func TestCommandLineIsTheOneOfIstiosAgent(t *testing.T) {
 			"hot restart", Options{ConfigPath: "x", HotRestart: &HotRestart{BaseID: 7, Epoch: 2, Dir: "run", ParentShutdown: 90 * time.Second}},
 			"-c x --drain-strategy immediate --local-address-ip-version v4 --file-flush-interval-msec 1000 " +
 				"--allow-unknown-static-fields -l warning --skip-deprecated-logs --base-id 7 --restart-epoch 2 --socket-path run/hot " +
-				"--socket-mode 600 --parent-shutdown-time-s 90",
+				"--socket-mode 600 --skip-hot-restart-parent-stats --parent-shutdown-time-s 90",
 		},
 	} {
 		if got := strings.Join(c.in.Args(), " "); got != c.want {

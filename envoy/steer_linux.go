@@ -1,7 +1,6 @@
 package envoy
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -121,32 +120,17 @@ func listening(pid int) (sockets, error) {
 	if err != nil {
 		return s, err
 	}
-	for _, family := range []string{"tcp", "tcp6"} {
-		f, err := os.Open(fmt.Sprintf("/proc/%d/net/%s", pid, family))
-		if errors.Is(err, os.ErrNotExist) {
-			continue // a kernel without IPv6
+	err = eachSocket(pid, func(family, local, state, inode string) {
+		if state != stateListening {
+			return
 		}
-		if err != nil {
-			return s, err
+		address := family + " " + local
+		s.all[address]++
+		if d, ok := descriptors[inode]; ok {
+			s.own[address] = append(s.own[address], d)
 		}
-		lines := bufio.NewScanner(f)
-		for lines.Scan() {
-			fields := strings.Fields(lines.Text())
-			if len(fields) < 10 || fields[3] != "0A" {
-				continue
-			}
-			address := family + " " + fields[1]
-			s.all[address]++
-			if d, ok := descriptors[fields[9]]; ok {
-				s.own[address] = append(s.own[address], d)
-			}
-		}
-		_ = f.Close()
-		if err := lines.Err(); err != nil {
-			return s, err
-		}
-	}
-	return s, nil
+	})
+	return s, err
 }
 
 // socketDescriptors are a process's sockets, by inode.
