@@ -31,6 +31,8 @@ const (
 	tokenTTL = time.Hour
 	// terminationDrain is how long a sidecar that is stopped alone lets requests finish.
 	terminationDrain = time.Second
+	// preDrainDelay is how long it serves on: until readyInterval shows that it ends, and others know.
+	preDrainDelay = 2 * readyInterval
 )
 
 // issuer signs what proves a workload's identity to the control plane.
@@ -141,6 +143,7 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		"ECC_SIGNATURE_ALGORITHM=ECDSA",
 		"ENVOY_PATH="+m.envoy.Path,
 		"TERMINATION_GRACE_PERIOD="+defaultStopTimeout.String(),
+		"PRE_DRAIN_DELAY="+preDrainDelay.String(),
 		"ISTIO_META_WORKLOAD_NAME="+w.Name,
 		"ISTIO_META_OWNER=pilotfish://meshes/"+m.cfg.Topology.Name+"/workloads/"+w.Name,
 		"ISTIO_META_POD_PORTS="+ports,
