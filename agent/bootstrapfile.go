@@ -22,7 +22,7 @@ func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
 }
 
 // writeGRPCBootstrap is for applications that are no children of the agent and run as another user, so that all may read
-// it. It has no secrets.
+// it. It has no keys, and no more than the control plane is told.
 func writeGRPCBootstrap(c *Config, from bootstrap.Config) error {
 	text, err := bootstrap.GRPC(from)
 	if err != nil {

@@ -50,7 +50,7 @@ func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bo
 }
 
 const bootstrapHelp = `Print the bootstrap that proxy would start Envoy with, whole: with what ISTIO_BOOTSTRAP_OVERRIDE, customConfigFile and
-the like make of it. Secrets that it holds are shown, as Envoy has to read them.
+the like make of it. Secrets are not shown.
 
 Exit codes: 0; 2 for a wrong configuration, and with --validate also for one that Envoy refuses; 127 when --validate
 finds no Envoy.`
