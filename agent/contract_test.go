@@ -254,7 +254,7 @@ func TestMemoryLimitIsTheVariablesOrTheGroups(t *testing.T) {
 
 func TestBootstrapOfOnesOwnIsTheFirstThatIsNamed(t *testing.T) {
 	inDir(t, map[string]string{"a.yaml": "a: {}", "b.yaml": "b: {}", "c.yaml": "c: {}", "d.yaml": "d: {}", "template.json": `{"node": {{ .node }}}`, "empty": " \n"})
-	all := []string{"customConfigFile: a.yaml", "ISTIO_BOOTSTRAP=b.yaml", "--templateFile c.yaml", "proxyBootstrapTemplatePath: d.yaml"}
+	all := []string{"ISTIO_BOOTSTRAP=a.yaml", "customConfigFile: b.yaml", "--templateFile c.yaml", "proxyBootstrapTemplatePath: d.yaml"}
 	for n, want := range []string{"a.yaml", "b.yaml", "c.yaml", "d.yaml"} {
 		in := env()
 		fields := ""
@@ -412,5 +412,24 @@ func TestInjectedPodsAndMachinesAreTakenAsTheyAre(t *testing.T) {
 				t.Errorf("%v; warnings: %q", err, c.Warnings)
 			}
 		})
+	}
+}
+
+func TestMetadataOfATracingProviderComesFromTheEnvironment(t *testing.T) {
+	inDir(t, map[string]string{"etc/istio/config/mesh": `extensionProviders:
+- name: otel
+  opentelemetry: {service: otel.obs, port: 4317, grpc: {initialMetadata: [{name: api-key, envName: OTEL_KEY}]}}
+defaultProviders: {tracing: [otel]}
+`})
+	c := resolve(t, env("OTEL_KEY=sesame"))
+	metadata := c.bootstrap(istioVersion).TracingProvider.GetOpentelemetry().GetGrpc().GetInitialMetadata()
+	if metadata[0].GetValue() != "sesame" {
+		t.Errorf("the header is %v", metadata[0])
+	}
+	if text, err := bootstrapJSON(c); err != nil || strings.Contains(string(text), "sesame") {
+		t.Errorf("the secret is shown, %v", err)
+	}
+	if w := resolve(t, env()).Warnings; len(w) != 1 || !strings.Contains(w[0], "OTEL_KEY") {
+		t.Errorf("a variable that is not there is not told: %v", w)
 	}
 }
