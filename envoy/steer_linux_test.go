@@ -48,7 +48,8 @@ func TestSteeredConnectionsGoToTheNewerEnvoy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := fmt.Fprint(c, "x"); err == nil {
+			_, err = fmt.Fprint(c, "x")
+			if err == nil {
 				_, err = c.Read(make([]byte, 1))
 			}
 			if err != nil {
