@@ -87,17 +87,25 @@ func metricsOfAnAgent(t *testing.T) []metric {
 		}
 		return nil
 	})
-	gathered, err := a.metrics.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	var gathered []*dto.MetricFamily
 	kinds := make(map[string]string)
-	for _, f := range gathered {
-		kinds[f.GetName()] = strings.ToLower(f.GetType().String())
-	}
+	eventually(t, "all gauges have a value, which alone tells that they are gauges", func() error {
+		if gathered, err = a.metrics.Gather(); err != nil {
+			return err
+		}
+		for _, f := range gathered {
+			kinds[f.GetName()] = strings.ToLower(f.GetType().String())
+		}
+		for _, name := range []string{"istio_agent_cert_expiry_seconds", "pilotfish_xds_last_accepted_timestamp_seconds"} {
+			if kinds[name] == "" {
+				return fmt.Errorf("%s has none", name)
+			}
+		}
+		return nil
+	})
 	lint(t, gathered)
 	all := append(described(t, a.metrics, kinds), scraped(t, s.address)...)
-	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
+	slices.SortStableFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
 	return slices.CompactFunc(all, func(a, b metric) bool { return a.name == b.name })
 }
 
