@@ -62,7 +62,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.scrapes.Inc()
 	took := timeoutOf(r)
 	// More than the scraper waits: what it does not take by then it does not want.
-	control, end := http.NewResponseController(w), time.Now().Add(took+took/4+2*time.Second)
+	control, end := http.NewResponseController(w), time.Now().Add(took+10*time.Second)
 	_, _ = control.SetReadDeadline(end), control.SetWriteDeadline(end)
 	ctx, cancel := context.WithTimeout(r.Context(), took)
 	defer cancel()

@@ -180,7 +180,11 @@ func TestHostileApplicationCostsOnlyItsOwnPart(t *testing.T) {
 				m.MaxApplicationBytes = 8 << 20
 				m.Applications = apps(target(t, "bad/metrics", answer))
 				_, url := run(t, Config{Gatherer: registry, Registerer: registry, Metrics: m})
-				a := call(t, "GET", url+"/metrics", timeoutHeader, "2")
+				wait := "60"
+				if strings.HasPrefix(name, "hangs") {
+					wait = "4"
+				}
+				a := call(t, "GET", url+"/metrics", timeoutHeader, wait)
 				f := parse(t, a.body)
 				for _, want := range []string{"agent_answer", "envoy_x", "good_x", "istio_agent_scrape_source_up"} {
 					if len(f[want].GetMetric()) != 1 && want != "istio_agent_scrape_source_up" || f[want] == nil {
