@@ -152,7 +152,7 @@ func described(t *testing.T, registry *prometheus.Registry, kinds map[string]str
 		kind := cmp.Or(kinds[m[1]], "counter")
 		all = append(all, metric{name: m[1], kind: kind, labels: labelsOf(m[3], m[4]), help: strings.ReplaceAll(m[2], `\"`, `"`)})
 	}
-	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
+	slices.SortStableFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
 	return slices.Compact(all)
 }
 
