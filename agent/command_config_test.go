@@ -108,6 +108,17 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	}
 }
 
+func TestOverrideThatEnvoyRefusesEndsTheAgentWithTheFile(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.101.6.2")
+	s.write(t, "refused.yaml", "stats_flush_interval: 600s\n")
+	s.env = append(s.env, "ISTIO_BOOTSTRAP_OVERRIDE=refused.yaml")
+	_, errOut, code := s.ask(t, "proxy", "sidecar")
+	if code != 2 || !strings.Contains(errOut, "refused.yaml") || !strings.Contains(errOut, "StatsFlushInterval") {
+		t.Errorf("code %d, want 2, and:\n%s", code, errOut)
+	}
+}
+
 func TestOverrideReachesTheRunningEnvoy(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.4.1")
@@ -139,7 +150,7 @@ func TestCompletionIsThere(t *testing.T) {
 
 func TestWrongUseOfTheCommandsIsTold(t *testing.T) {
 	t.Parallel()
-	s := newSetup(t, "127.101.6.1")
+	s := newSetup(t, "127.101.6.3")
 	for line, want := range map[string]string{
 		"config -o xml":               "table, json or yaml",
 		"bootstrap -o table":          "json or yaml",

@@ -98,6 +98,14 @@ type BootstrapConfig struct {
 	Tracing *meshv1.MeshConfig_ExtensionProvider
 }
 
+// author is the file by which somebody else than the agent has a say in the bootstrap; empty for none.
+func (c BootstrapConfig) author() string {
+	if c.Override != nil {
+		return c.OverrideFile
+	}
+	return c.CustomFile
+}
+
 // ControlPlaneConfig says where configuration comes from.
 type ControlPlaneConfig struct {
 	Address           string

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"sync"
@@ -62,10 +63,29 @@ func newEnvoyPart(a *Agent) (*envoyPart, error) {
 
 func (e *envoyPart) part() part { return part{name: "envoy", run: e.run, health: e.condition} }
 
+// taken asks Envoy whether it takes a bootstrap that somebody else had a hand in, so that it is refused with its file and
+// Envoy's reason instead of by an Envoy that ends as soon as it starts.
+func (e *envoyPart) taken(ctx context.Context, binary envoy.Binary) error {
+	author := e.Config.Bootstrap.author()
+	if author == "" {
+		return nil
+	}
+	var refused *envoy.InvalidError
+	if err := envoy.Validate(ctx, binary.Path, e.options(binary)); errors.As(err, &refused) {
+		return usagef("%s: Envoy %s does not take the bootstrap that comes of it: %s", author, binary.Version, refused.Reason)
+	} else if err != nil && ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
 // run owns Envoy until the context ends or Envoy does for good.
 func (e *envoyPart) run(ctx context.Context) error {
 	binary, err := e.find(ctx)
 	if err != nil {
+		return err
+	}
+	if err := e.taken(ctx, binary); err != nil {
 		return err
 	}
 	e.sweepLineages()

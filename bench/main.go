@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command bench measures pilotfish against what it is made of: the agent against Envoy alone, a request through two
 // sidecars against a direct one and against two Envoys configured by hand. Each comparison is made in one run, the two
 // sides in turn, and told as a ratio, since the machines that it runs on are shared.

@@ -117,8 +117,6 @@ func TestOverridesThatCannotBeAreRefusedByName(t *testing.T) {
 		"wrong kind":           {`{static_resources: {clusters: [{name: x, connect_timeout: fast}]}}`, []string{"clusters[4].connect_timeout", `"fast"`}},
 		"wrong kind of object": {`{admin: yes}`, []string{"o.yaml", "admin"}},
 		"no list":              {`{static_resources: {clusters: {name: x}}}`, []string{"static_resources.clusters"}},
-		"Envoy's rules":        {`{stats_flush_interval: 600s}`, []string{"o.yaml", "Envoy would refuse", "StatsFlushInterval"}},
-		"Envoy's rules packed": {`{stats_sinks: [{name: x, typed_config: {"@type": type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig}}]}`, []string{"GrpcService", "value is required"}},
 		"node id":              {`{node: {id: someone}}`, []string{"node.id", "someone", "leave it out"}},
 		"admin address":        {`{admin: {address: {socket_address: {address: 0.0.0.0, port_value: 15000}}}}`, []string{"admin.address", "proxyAdminPort"}},
 		"admin gone":           {`{admin: null}`, []string{"admin.address"}},

@@ -122,4 +122,3 @@ func blank(v any) any {
 	}
 	return v
 }
-

@@ -2,7 +2,6 @@ package xdsproxy
 
 import (
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -19,32 +18,6 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
-
-// bridgeEnv makes the test binary a process of its own that passes connections on: "<its socket>:<the relay's>".
-const bridgeEnv = "PILOTFISH_TEST_BRIDGE"
-
-func bridge(sockets string) {
-	own, relay, _ := strings.Cut(sockets, ":")
-	l, err := net.Listen("unix", own)
-	if err != nil {
-		os.Exit(1)
-	}
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			os.Exit(1)
-		}
-		go func() {
-			defer c.Close()
-			u, err := net.Dial("unix", relay)
-			if err != nil {
-				return
-			}
-			go func() { _, _ = io.Copy(u, c); _ = u.Close() }()
-			_, _ = io.Copy(c, u)
-		}()
-	}
-}
 
 // otherProcess opens a stream that comes from another process, until end is called.
 func otherProcess(t *testing.T, r *Relay) (s sotwClient, end func()) {
