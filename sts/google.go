@@ -1,0 +1,166 @@
+package sts
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Google's addresses and what is asked for when the client does not say.
+const (
+	googleTokenURL         = "https://sts.googleapis.com/v1/token"
+	googleImpersonationURL = "https://iamcredentials.googleapis.com"
+	googleScope            = "https://www.googleapis.com/auth/cloud-platform"
+	googleLife             = time.Hour
+)
+
+// GoogleConfig says for whom Google is asked.
+type GoogleConfig struct {
+	// Audience is the workload identity provider: "identitynamespace:<trust domain>:<provider>", or
+	// "//iam.googleapis.com/projects/…/providers/…".
+	Audience string
+	// ServiceAccount is the e-mail address of the account whose access token is wanted; empty for the federated token
+	// itself.
+	ServiceAccount string
+	// TokenURL and ImpersonationURL (scheme and host) take the place of Google's.
+	TokenURL, ImpersonationURL string
+	// RootFile holds the PEM certificates that the servers' have to lead to; empty is the system's.
+	RootFile string
+	// Now is time; nil is the machine's.
+	Now func() time.Time
+}
+
+// Google exchanges the workload's token for one of Google Cloud: a federated token first, and with it an access token of
+// a service account.
+type Google struct {
+	config        GoogleConfig
+	tokenURL      *url.URL
+	impersonation string
+	*upstream
+}
+
+// NewGoogle checks the configuration.
+func NewGoogle(config GoogleConfig) (*Google, error) {
+	if config.Audience == "" {
+		return nil, fmt.Errorf("sts: no audience for Google's token exchange: write it as identitynamespace:<trust domain>:<provider>")
+	}
+	tokenURL, err := checkURL("Google's token exchange", cmp.Or(config.TokenURL, googleTokenURL))
+	if err != nil {
+		return nil, fmt.Errorf("sts: %w", err)
+	}
+	base, err := checkURL("Google's service account credentials", cmp.Or(config.ImpersonationURL, googleImpersonationURL))
+	if err != nil {
+		return nil, fmt.Errorf("sts: %w", err)
+	}
+	if config.Now == nil {
+		config.Now = time.Now
+	}
+	return &Google{
+		config:   config,
+		tokenURL: tokenURL,
+		impersonation: strings.TrimSuffix(base.String(), "/") + "/v1/projects/-/serviceAccounts/" +
+			url.PathEscape(config.ServiceAccount) + ":generateAccessToken",
+		upstream: newUpstream(config.RootFile),
+	}, nil
+}
+
+// Name is the exchange's address.
+func (g *Google) Name() string { return place(g.tokenURL) }
+
+// Exchange asks Google.
+func (g *Google) Exchange(ctx context.Context, request Request) (Token, error) {
+	if err := g.check(request); err != nil {
+		return Token{}, err
+	}
+	scope := cmp.Or(request.Scope, googleScope)
+	if g.config.ServiceAccount == "" {
+		return g.federate(ctx, request, scope)
+	}
+	federated, err := g.federate(ctx, request, googleScope)
+	if err != nil {
+		return Token{}, err
+	}
+	return g.impersonate(ctx, federated.Access, scope)
+}
+
+// check refuses what Google's exchange could not honour: a token for something else than what was asked for would do
+// harm.
+func (g *Google) check(r Request) error {
+	switch {
+	case r.RequestedType != "" && r.RequestedType != AccessTokenType:
+		return invalid("requested_token_type has to be %s", AccessTokenType)
+	case r.Actor != "":
+		return invalid("actor_token is not supported by Google's token exchange")
+	case len(r.Resources) > 0:
+		return refuse(CodeInvalidTarget, "resource is not supported by Google's token exchange")
+	case slices.ContainsFunc(r.Audiences, func(a string) bool { return a != g.config.Audience }):
+		return refuse(CodeInvalidTarget, "audience has to be %s, or left out", g.config.Audience)
+	}
+	return nil
+}
+
+func (g *Google) federate(ctx context.Context, request Request, scope string) (Token, error) {
+	form := Request{
+		Subject: request.Subject, SubjectType: request.SubjectType,
+		Audiences: []string{g.config.Audience}, Scope: scope, RequestedType: AccessTokenType,
+	}.form()
+	asked := g.config.Now()
+	r, err := g.ask(ctx, func(ctx context.Context) (*http.Request, error) { return newForm(ctx, g.tokenURL.String(), form) })
+	if err != nil {
+		return Token{}, fmt.Errorf("federated token: %w", err)
+	}
+	return r.token(g.Name(), asked)
+}
+
+func (g *Google) impersonate(ctx context.Context, federated Secret, scope string) (Token, error) {
+	body, err := json.Marshal(map[string]any{
+		"scope": strings.Fields(scope), "lifetime": fmt.Sprintf("%ds", int(googleLife.Seconds())),
+	})
+	if err != nil {
+		return Token{}, err
+	}
+	r, err := g.ask(ctx, func(ctx context.Context) (*http.Request, error) {
+		post, err := http.NewRequestWithContext(ctx, http.MethodPost, g.impersonation, strings.NewReader(string(body)))
+		if err != nil {
+			return nil, err
+		}
+		post.Header.Set("Content-Type", jsonType)
+		post.Header.Set("Authorization", "Bearer "+string(federated))
+		return post, nil
+	})
+	if err != nil {
+		return Token{}, fmt.Errorf("access token of %s: %w", g.config.ServiceAccount, err)
+	}
+	token, err := parseAccessToken(r)
+	if err != nil {
+		return Token{}, fmt.Errorf("access token of %s: %w", g.config.ServiceAccount, err)
+	}
+	return token, nil
+}
+
+// parseAccessToken reads the answer of Google's generateAccessToken, or its error.
+func parseAccessToken(r reply) (Token, error) {
+	var answer struct {
+		AccessToken string    `json:"accessToken"`
+		ExpireTime  time.Time `json:"expireTime"`
+		Error       struct {
+			Status  string `json:"status"`
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	err := json.Unmarshal(r.body, &answer)
+	access := Secret(answer.AccessToken)
+	switch {
+	case r.status != http.StatusOK:
+		return Token{}, fmt.Errorf("status %d %s: %s", r.status, presentable(answer.Error.Status), presentable(answer.Error.Message))
+	case err != nil || !isCredential(access) || answer.ExpireTime.IsZero():
+		return Token{}, fmt.Errorf("the answer has no accessToken and expireTime that could be read")
+	}
+	return Token{Access: access, IssuedType: AccessTokenType, Type: "Bearer", Expires: answer.ExpireTime}, nil
+}

@@ -1,0 +1,255 @@
+package sts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+)
+
+const (
+	// stopGrace is how long answers that are under way may take once the server is told to stop.
+	stopGrace = 2 * time.Second
+	// mostConnections are open at a time.
+	mostConnections = 128
+)
+
+// Config is what a Server needs.
+type Config struct {
+	// Address is where to listen, on loopback: "127.0.0.1:15463".
+	Address string
+	// Exchanger is where tokens come from. If it is an io.Closer, it is closed when the server ends.
+	Exchanger Exchanger
+	// Check says which subject tokens may be sent there.
+	Check Check
+	// Own gives the workload's token, for Token; nil for none. What is posted to /token brings its own.
+	Own Fetcher
+
+	Logger *slog.Logger
+	// Metrics is where the server's metrics are registered; nil for nowhere.
+	Metrics prometheus.Registerer
+	// Now is time; nil is the machine's.
+	Now func() time.Time
+}
+
+// Server answers token requests. Its methods are safe for concurrent use.
+type Server struct {
+	config   Config
+	listener net.Listener
+	http     *http.Server
+	metrics  *metrics
+	cache    *cache
+	stop     context.CancelFunc
+
+	mu      sync.Mutex
+	open    int
+	trouble error // of the last exchange; nil when it went well
+	since   time.Time
+}
+
+// New makes the server and takes its port.
+func New(config Config) (*Server, error) {
+	if config.Exchanger == nil {
+		return nil, errors.New("sts: no exchanger given")
+	}
+	if err := checkLoopback(config.Address); err != nil {
+		return nil, fmt.Errorf("sts: %w", err)
+	}
+	if config.Logger == nil {
+		config.Logger = slog.New(slog.DiscardHandler)
+	}
+	if config.Now == nil {
+		config.Now = time.Now
+	}
+	s := &Server{config: config, metrics: newMetrics()}
+	life, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.cache = newCache(life, config.Now, s.exchange)
+	if err := s.metrics.register(config.Metrics, s); err != nil {
+		stop()
+		return nil, fmt.Errorf("sts: registering metrics: %w", err)
+	}
+	if err := s.listen(); err != nil {
+		stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// checkLoopback: tokens are for what runs beside the agent. A name is taken only if it can mean nothing else.
+func checkLoopback(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("listening address %q: write it as 127.0.0.1:15463", address)
+	}
+	if ip, err := netip.ParseAddr(host); host == "localhost" || (err == nil && ip.IsLoopback()) {
+		return nil
+	}
+	return fmt.Errorf("listening address %q: tokens are given out on loopback only; write it as 127.0.0.1:15463", address)
+}
+
+func (s *Server) listen() error {
+	listener, err := net.Listen("tcp", s.config.Address)
+	if err != nil {
+		return fmt.Errorf("sts: %w", portowner.Explain("tcp", s.config.Address, err))
+	}
+	s.listener = listener
+	s.http = &http.Server{
+		Handler:           s.handler(),
+		ConnState:         s.noteConnection,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       60 * time.Second,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelDebug),
+	}
+	return nil
+}
+
+// noteConnection closes a connection that is one too many.
+func (s *Server) noteConnection(conn net.Conn, state http.ConnState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		s.open++
+		if s.open > mostConnections {
+			_ = conn.Close()
+		}
+	case http.StateClosed, http.StateHijacked:
+		s.open--
+	}
+}
+
+// Addr is where the server listens.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Run answers until the context ends; then what is under way gets two seconds. It can be called once.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.end()
+	served := make(chan error, 1)
+	go func() { served <- s.http.Serve(s.listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("sts: serving %s: %w", s.Addr(), err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.Background(), stopGrace)
+	defer cancel()
+	if err := s.http.Shutdown(grace); err != nil {
+		_ = s.http.Close()
+	}
+	<-served
+	return nil
+}
+
+// Close gives the port back when Run is never called.
+func (s *Server) Close() error {
+	defer s.end()
+	return s.listener.Close()
+}
+
+// end ends the exchanges that are under way, and leaves nothing running.
+func (s *Server) end() {
+	s.stop()
+	s.cache.flights.Wait()
+	if closer, ok := s.config.Exchanger.(io.Closer); ok {
+		_ = closer.Close()
+	}
+}
+
+// Token exchanges a token for a caller in this process, by the same rules. A request without a subject is made for the
+// workload itself.
+func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
+	if request.Subject == "" && s.config.Own != nil {
+		own, err := s.config.Own.Fetch(ctx)
+		if err != nil {
+			return Token{}, fmt.Errorf("the workload's own token: %w", err)
+		}
+		request.Subject, request.SubjectType = own, JWTType
+	}
+	if err := request.check(GrantType); err != nil {
+		return Token{}, err
+	}
+	if err := s.checkTokens(request); err != nil {
+		return Token{}, err
+	}
+	return s.cache.get(ctx, request)
+}
+
+func (s *Server) checkTokens(r Request) error {
+	now := s.config.Now()
+	if err := s.config.Check.verify(r.Subject, now); err != nil {
+		return invalid("subject_token %v", err)
+	}
+	if r.Actor == "" || r.ActorType != JWTType {
+		return nil
+	}
+	if err := (Check{Leeway: s.config.Check.Leeway}).verify(r.Actor, now); err != nil {
+		return invalid("actor_token %v", err)
+	}
+	return nil
+}
+
+// exchange asks the exchanger, and remembers how that went.
+func (s *Server) exchange(ctx context.Context, request Request) (Token, error) {
+	start := time.Now()
+	token, err := s.config.Exchanger.Exchange(ctx, request)
+	s.metrics.exchanged(err, time.Since(start))
+	var refusal *Error
+	if errors.As(err, &refusal) {
+		s.config.Logger.Warn("a token exchange was refused", "by", s.config.Exchanger.Name(), "error", presentable(err.Error()))
+		return Token{}, err // which says that the server is there
+	}
+	s.note(err)
+	return token, err
+}
+
+func (s *Server) note(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err != nil && s.trouble == nil:
+		s.since = s.config.Now()
+		s.config.Logger.Warn("token exchanges fail; tokens that are held are given out until they expire",
+			"at", s.config.Exchanger.Name(), "error", presentable(err.Error()))
+	case err == nil && s.trouble != nil:
+		s.config.Logger.Info("token exchanges work again", "at", s.config.Exchanger.Name(),
+			"failed for", s.config.Now().Sub(s.since).Round(time.Second))
+	}
+	s.trouble = err
+}
+
+// Condition is always well while the server runs: whoever needs no token is not held up by an exchange server that is
+// away. That it is, and since when, is in the reason.
+func (s *Server) Condition() health.Condition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.trouble == nil {
+		return health.Well
+	}
+	return health.Condition{
+		OK:     true,
+		Reason: "token exchanges fail: " + presentable(s.trouble.Error()),
+		Remedy: "see that " + s.config.Exchanger.Name() + " can be reached from here and answers",
+		Since:  s.since,
+	}
+}
+
+// Health is Condition without the remedy.
+func (s *Server) Health() (ok bool, reason string) {
+	c := s.Condition()
+	return c.OK, c.Reason
+}
