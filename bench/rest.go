@@ -38,7 +38,7 @@ func (b *bench) rest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("resident memory of the agent (VmRSS), wake-ups (voluntary context switches of all threads)\n")
+	fmt.Printf("resident memory of the agent (VmRSS), and how often it is awake\n")
 	if err := weigh("when ready", pid); err != nil {
 		return err
 	}
@@ -48,11 +48,13 @@ func (b *bench) rest(ctx context.Context) error {
 	if err := weigh("10 s later", pid); err != nil {
 		return err
 	}
-	ours, theirs, err := wakeUps(ctx, restTime, pid, envoy)
+	seen, err := watch(ctx, restTime, pid, envoy)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("  wake-ups in %v of rest: agent %d, its Envoy %d      x%.3f\n", restTime, ours, theirs, float64(ours)/float64(max(theirs, 1)))
+	for i, name := range []string{"the agent", "its Envoy"} {
+		fmt.Printf("  %s in %v of rest: awake in %d tenths of a second, %d switches of threads\n", name, restTime, seen[i].moments, seen[i].switches)
+	}
 	if err := weigh("after a minute of rest", pid); err != nil {
 		return err
 	}
@@ -109,23 +111,32 @@ func weigh(when string, pid int) error {
 	return err
 }
 
-// wakeUps counts those of two processes over some time.
-func wakeUps(ctx context.Context, during time.Duration, a, b int) (ofA, ofB int, err error) {
-	var before, after [2]int
-	for i, pid := range []int{a, b} {
-		if before[i], err = switches(pid); err != nil {
-			return 0, 0, err
+// activity is how often a process ran during some time.
+type activity struct {
+	moments  int // tenths of a second in which it ran at all
+	switches int // times that one of its threads was woken
+}
+
+// watch counts the activity of processes over some time.
+func watch(ctx context.Context, during time.Duration, pids ...int) ([]activity, error) {
+	seen, last := make([]activity, len(pids)), make([]int, len(pids))
+	for end, first := time.Now().Add(during), true; time.Now().Before(end); first = false {
+		for i, pid := range pids {
+			n, err := switches(pid)
+			if err != nil {
+				return nil, err
+			}
+			if !first && n > last[i] {
+				seen[i].moments++
+				seen[i].switches += n - last[i]
+			}
+			last[i] = n
+		}
+		if !pause(ctx, 100*time.Millisecond) {
+			return nil, ctx.Err()
 		}
 	}
-	if !pause(ctx, during) {
-		return 0, 0, ctx.Err()
-	}
-	for i, pid := range []int{a, b} {
-		if after[i], err = switches(pid); err != nil {
-			return 0, 0, err
-		}
-	}
-	return after[0] - before[0], after[1] - before[1], nil
+	return seen, nil
 }
 
 // switches are the voluntary context switches of all threads of a process: each is one time that a thread slept and was

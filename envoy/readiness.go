@@ -14,7 +14,7 @@ const (
 	// freshReady and freshUnready are how long an answer is good for those who ask next: however many ask, Envoy is not
 	// asked more often. They are short beside what a change of Envoy's state takes to matter to anybody.
 	freshReady   = 200 * time.Millisecond
-	freshUnready = 50 * time.Millisecond
+	freshUnready = 10 * time.Millisecond
 	// questionTime bounds one question to Envoy; kubelets give up after a second.
 	questionTime = 800 * time.Millisecond
 	// silenceAllowed is how long an Envoy that was ready keeps its verdict without an answer. Its main thread answers,
