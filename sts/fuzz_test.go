@@ -61,7 +61,7 @@ func FuzzParseClaims(f *testing.F) {
 		if c.expires.Year() > 9999 || c.notBefore.Year() > 9999 || strings.Count(token, ".") != 2 || strings.ContainsAny(token, " \r\n") {
 			t.Fatalf("taken: %q as %+v", token, c)
 		}
-		_ = Check{Issuers: []string{"a"}, Audiences: []string{"b"}}.verify(Secret(token), time.Unix(0, 0))
+		_, _ = Check{Issuers: []string{"a"}, Audiences: []string{"b"}}.verify(Secret(token), time.Unix(0, 0))
 	})
 }
 

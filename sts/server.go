@@ -33,7 +33,9 @@ type Config struct {
 	Exchanger Exchanger
 	// Check says which subject tokens may be sent there.
 	Check Check
-	// Own gives the workload's token, for Token; nil for none. What is posted to /token brings its own.
+	// Own gives the workload's token; nil for none. Token exchanges it where a request names no subject. Unless Check
+	// names issuers, a subject token has to be of its issuer and subject, whatever it is for: nobody else's token is the
+	// workload's to exchange.
 	Own Fetcher
 
 	Logger *slog.Logger
@@ -183,22 +185,45 @@ func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
 	if err := request.check(GrantType); err != nil {
 		return Token{}, err
 	}
-	if err := s.checkTokens(request); err != nil {
+	if err := s.checkTokens(ctx, request); err != nil {
 		return Token{}, err
 	}
 	return s.cache.get(ctx, request)
 }
 
-func (s *Server) checkTokens(r Request) error {
+func (s *Server) checkTokens(ctx context.Context, r Request) error {
 	now := s.config.Now()
-	if err := s.config.Check.verify(r.Subject, now); err != nil {
+	subject, err := s.config.Check.verify(r.Subject, now)
+	if err != nil {
 		return invalid("subject_token %v", err)
+	}
+	if s.config.Own != nil && len(s.config.Check.Issuers) == 0 {
+		if err := s.checkOwner(ctx, subject); err != nil {
+			return err
+		}
 	}
 	if r.Actor == "" || r.ActorType != JWTType {
 		return nil
 	}
-	if err := (Check{Leeway: s.config.Check.Leeway}).verify(r.Actor, now); err != nil {
+	if _, err := (Check{Leeway: s.config.Check.Leeway}).verify(r.Actor, now); err != nil {
 		return invalid("actor_token %v", err)
+	}
+	return nil
+}
+
+// checkOwner holds a token to be of whom the workload's own is.
+func (s *Server) checkOwner(ctx context.Context, got claims) error {
+	token, err := s.config.Own.Fetch(ctx)
+	if err != nil {
+		return fmt.Errorf("the workload's own token, which tells whose tokens may be exchanged: %w", err)
+	}
+	own, err := parseClaims(string(token))
+	if err != nil {
+		return fmt.Errorf("the workload's own token, which tells whose tokens may be exchanged, %w", err)
+	}
+	if got.issuer != own.issuer || got.subject != own.subject {
+		return invalid("subject_token is not one of this workload: it is of %s for %s",
+			presentable(got.issuer), presentable(got.subject))
 	}
 	return nil
 }

@@ -321,6 +321,53 @@ func TestTheWorkloadsOwnTokenIsExchangedForTheAgentItself(t *testing.T) {
 	}
 }
 
+func TestOnlyTheWorkloadsOwnTokensAreExchanged(t *testing.T) {
+	clock := newClock()
+	of := func(issuer, subject string) string {
+		return jwt(t, map[string]any{"iss": issuer, "sub": subject, "aud": "another", "exp": noon.Add(time.Hour).Unix()})
+	}
+	own := fixed(of("https://issuer.example", "system:serviceaccount:shop:web"))
+	_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Now: clock.Now, Own: own})
+	for token, status := range map[string]int{
+		of("https://issuer.example", "system:serviceaccount:shop:web"): 200,
+		of("https://issuer.example", "system:serviceaccount:shop:db"):  400,
+		of("https://other.example", "system:serviceaccount:shop:web"):  400,
+	} {
+		if got := post(t, base, formType, form(t, "subject_token", token)); got.Status != status {
+			t.Errorf("got %d %s, want %d", got.Status, got.raw, status)
+		}
+	}
+	for name, own := range map[string]Fetcher{"missing": FileFetcher{Path: "missing"}, "no JWT": fixed("opaque")} {
+		_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Now: clock.Now, Own: own})
+		if got := post(t, base, formType, form(t)); got.Status != 500 || !strings.Contains(got.Description, "own token") {
+			t.Errorf("%s: got %d %s", name, got.Status, got.raw)
+		}
+	}
+}
+
+func TestAnEndEndsWhatIsUnderWay(t *testing.T) {
+	asked := make(chan struct{})
+	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: &exchanger{do: func(ctx context.Context, _ int, _ Request) (Token, error) {
+		close(asked)
+		<-ctx.Done()
+		return Token{}, ctx.Err()
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	left, leave := context.WithCancel(t.Context())
+	go func() { <-asked; leave(); cancel() }()
+	if _, err := s.Token(left, Request{Subject: Secret(workloadToken(t)), SubjectType: JWTType}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 type fixed Secret
 
 func (f fixed) Fetch(context.Context) (Secret, error) { return Secret(f), nil }

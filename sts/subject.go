@@ -27,17 +27,22 @@ type Check struct {
 // claims are what is looked at in a token.
 type claims struct {
 	issuer    string
+	subject   string
 	audiences []string
 	expires   time.Time
 	notBefore time.Time
 }
 
-// verify gives an error without the token in it.
-func (c Check) verify(token Secret, now time.Time) error {
+// verify gives what the token says, or an error without the token in it.
+func (c Check) verify(token Secret, now time.Time) (claims, error) {
 	got, err := parseClaims(string(token))
 	if err != nil {
-		return err
+		return claims{}, err
 	}
+	return got, c.allow(got, now)
+}
+
+func (c Check) allow(got claims, now time.Time) error {
 	leeway := c.Leeway
 	if leeway <= 0 {
 		leeway = defaultLeeway
@@ -98,6 +103,8 @@ func readClaims(payload []byte) (c claims, err error) {
 		switch name {
 		case "iss":
 			err = json.Unmarshal(value, &c.issuer)
+		case "sub":
+			err = json.Unmarshal(value, &c.subject)
 		case "aud":
 			c.audiences, err = readAudiences(value)
 		case "exp":

@@ -1,0 +1,55 @@
+package sts
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A token that is held, over HTTP on a connection that is kept.
+func BenchmarkCachedToken(b *testing.B) {
+	clock := newClock()
+	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: giving(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	address, body := "http://"+s.Addr().String()+TokenPath, form(b)
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	b.ReportAllocs()
+	for b.Loop() {
+		response, err := client.Post(address, formType, strings.NewReader(body))
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, response.Body)
+		_ = response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			b.Fatal(response.Status)
+		}
+	}
+}
+
+// The same for a caller in the process.
+func BenchmarkCachedTokenInProcess(b *testing.B) {
+	clock := newClock()
+	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: giving(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	request := Request{Subject: Secret(workloadToken(b)), SubjectType: JWTType}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Token(context.Background(), request); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
