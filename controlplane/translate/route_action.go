@@ -194,12 +194,17 @@ func hashCookie(in *networking.LoadBalancerSettings_ConsistentHashLB_HTTPCookie)
 
 // unknownHost answers requests to what the mesh does not know, where nothing may go out.
 func unknownHost() *routev3.Route_DirectResponse {
-	body := "the mesh knows no service %REQ(:AUTHORITY)%, and the mesh's outboundTrafficPolicy is REGISTRY_ONLY: " +
-		"add a Service or a ServiceEntry for it, or correct the name and the port\n"
+	body := func(name string) *corev3.DataSource {
+		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "the mesh knows no service " + name +
+			", and the mesh's outboundTrafficPolicy is REGISTRY_ONLY: " +
+			"add a Service or a ServiceEntry for it, or correct the name and the port\n"}}
+	}
 	return &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
 		Status: http.StatusBadGateway,
+		// Envoy 1.36 knows no format, and has only the body; later ones have only the format.
+		Body: body("of this name"),
 		BodyFormat: &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormatSource{
-			TextFormatSource: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: body}},
+			TextFormatSource: body("%REQ(:AUTHORITY)%"),
 		}},
 	}}
 }
