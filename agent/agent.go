@@ -48,11 +48,26 @@ type Agent struct {
 	relay   *xdsproxy.Relay
 
 	orders orders
+	leave  func() // gives up the directories
 }
 
-// New makes the agent's parts, takes the status port and writes the bootstrap, so that what cannot work is known before
-// anything runs. An agent that was made has to be run, or its port stays taken.
+// New makes the agent's parts, takes its directories and the status port and writes the bootstrap, so that what cannot work
+// is known before anything runs. An agent that was made has to be run, or these stay taken.
 func New(o Options) (*Agent, error) {
+	leave, err := occupy(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	a, err := newAgent(o)
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	a.leave = leave
+	return a, nil
+}
+
+func newAgent(o Options) (*Agent, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -117,6 +132,7 @@ func (a *Agent) makeParts() ([]part, error) {
 // Ended by the context or by /quitquitquit it returns nil; ended by Envoy, or when Envoy did not end cleanly, an
 // *EnvoyEndedError.
 func (a *Agent) Run(ctx context.Context) error {
+	defer a.leave()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
