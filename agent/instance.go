@@ -46,6 +46,8 @@ type instance struct {
 	owns, adminGone atomic.Bool
 	// fallback is the binary to go back to when this one ends before the one that it took over from.
 	fallback atomic.Pointer[envoy.Binary]
+	// elder is the one that it took over from.
+	elder atomic.Pointer[instance]
 
 	mu    sync.Mutex
 	state State

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/envoy"
@@ -29,7 +30,7 @@ func (t *takeover) retire(young, old *instance) (why string) {
 	}
 	why = t.awaitLeaving(ctx, young, old)
 	old.enter(Stopping)
-	stop, cancelStop := context.WithTimeout(context.Background(), retireStop)
+	stop, cancelStop := context.WithTimeout(context.Background(), t.stopTime())
 	defer cancelStop()
 	exit := old.process.Stop(stop)
 	t.standIn(young, old)
@@ -78,15 +79,35 @@ func (t *takeover) awaitLeaving(ctx context.Context, young, old *instance) strin
 		return "its time was over"
 	case <-t.upgrades.life.Done():
 	}
+	return t.lastLeave(ctx, old, idle)
+}
+
+// lastLeave waits on when the agent is ending: what the old Envoy serves has as much time as what the new one does.
+func (t *takeover) lastLeave(ctx context.Context, old *instance, idle <-chan struct{}) string {
+	if t.orders.endAtOnce.given() {
+		return "the agent is ending, and was told to drain before"
+	}
+	end := t.Config.Shutdown
+	ctx, cancel := context.WithTimeout(ctx, end.Deadline-end.Stop)
+	defer cancel()
 	select {
 	case <-old.process.Done():
 	case <-idle:
 	case <-ctx.Done():
-	case <-young.process.Done():
+		return "the agent is ending, and the time for that is over"
 	case <-t.Hasten:
+		return "the agent is ending, and was asked again to stop"
 	case <-t.orders.quit.done():
 	}
 	return "the agent is ending"
+}
+
+// stopTime is what the old Envoy has to end after SIGTERM.
+func (t *takeover) stopTime() time.Duration {
+	if t.upgrades.life.Err() != nil {
+		return min(retireStop, t.Config.Shutdown.Stop)
+	}
+	return retireStop
 }
 
 // watchIdle tells when the old Envoy has had no connection for a while.
@@ -98,7 +119,7 @@ func (t *takeover) watchIdle(ctx context.Context, young, old *instance) (idle <-
 		for since := time.Now(); sleep(ctx, retirePoll); {
 			if n, err := t.leftovers(ctx, young, old); err != nil || n > 0 {
 				since = time.Now()
-			} else if time.Since(since) > quiet {
+			} else if time.Since(since) > quiet || t.upgrades.life.Err() != nil { // nothing comes any more
 				close(found)
 				return
 			}
@@ -113,8 +134,11 @@ func (t *takeover) leftovers(ctx context.Context, young, old *instance) (uint64,
 		left, err := old.load(ctx, t.own)
 		return left.connections + left.requests, err
 	}
+	if now, err := young.process.Listens(); err == nil && !ended(young) {
+		maps.Copy(t.ports, now) // it closes them when it is told to end itself
+	}
 	c := t.Config
-	n, err := old.process.Clients(young.process, uint32(c.Proxy.GetProxyAdminPort()), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort)
+	n, err := old.process.Clients(t.ports, uint32(c.Proxy.GetProxyAdminPort()), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort)
 	return uint64(n), err
 }
 
@@ -130,5 +154,15 @@ func (t *takeover) standIn(young, old *instance) {
 	}
 	if t.upgrades.keep(func() { <-young.process.Done(); end() }) != nil {
 		end()
+	}
+}
+
+// ended says whether the process is gone.
+func ended(i *instance) bool {
+	select {
+	case <-i.process.Done():
+		return true
+	default:
+		return false
 	}
 }

@@ -71,10 +71,26 @@ func (n *ending) atOnce() string {
 	return ""
 }
 
-// leave lets clients leave, and says why it stopped waiting for them.
+// leave lets clients leave, and says why it stopped waiting for them. Those of an Envoy that this one has just taken over
+// from count too: at SIGTERM it would end that one as well.
 func (n *ending) leave(deadline context.Context) string {
 	ctx, cancel := n.patience(deadline)
 	defer cancel()
+	why := n.ownLeave(ctx)
+	elder := n.i.elder.Load()
+	if elder == nil || ended(elder) {
+		return why
+	}
+	n.Logger.Info("waiting for the Envoy before, which still drains", "pid", elder.process.PID())
+	select {
+	case <-elder.process.Done():
+		return why
+	case <-ctx.Done():
+		return context.Cause(ctx).Error()
+	}
+}
+
+func (n *ending) ownLeave(ctx context.Context) string {
 	if !n.serves(ctx) {
 		if why := n.neverReady(); why != "" {
 			n.reportBeforeEnd(ctx, why)

@@ -19,7 +19,8 @@ type takeover struct {
 	old    *instance
 	binary envoy.Binary
 	way    string
-	served chan struct{} // closed when the new one serves
+	served chan struct{}   // closed when the new one serves
+	ports  map[uint64]bool // at which the new one was seen to listen
 
 	mu     sync.Mutex
 	report upgradeReport
@@ -65,6 +66,7 @@ func (t *takeover) run(ctx context.Context) error {
 // settle tells how it ended.
 func (t *takeover) settle(young *instance) error {
 	young.fallback.Store(nil)
+	young.elder.Store(nil)
 	select {
 	case <-young.process.Done():
 		if t.upgrades.life.Err() == nil {
@@ -176,6 +178,7 @@ const probationTime = time.Second
 // replaceUnlessEnding makes the new one the current one.
 func (t *takeover) replaceUnlessEnding(young *instance) bool {
 	young.fallback.Store(&t.old.binary)
+	young.elder.Store(t.old)
 	if t.upgrades.life.Err() != nil {
 		return false
 	}

@@ -168,7 +168,7 @@ func (u *upgrades) underWay() bool {
 
 // orderUpgrade answers POST /upgrade. The caller may go once the new Envoy serves; before, that ends the upgrade.
 func (e *envoyPart) orderUpgrade(ctx context.Context, o upgradeOrder) (upgradeReport, error) {
-	t := &takeover{envoyPart: e, order: o, served: make(chan struct{})}
+	t := &takeover{envoyPart: e, order: o, served: make(chan struct{}), ports: map[uint64]bool{}}
 	if err := e.upgrades.take("an upgrade to " + o.Path); err != nil {
 		return upgradeReport{}, err
 	}

@@ -3,12 +3,14 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -246,6 +248,30 @@ func TestTerminationDuringAnUpgradeEndsBothEnvoys(t *testing.T) {
 			streams.cancel()
 			r.end()
 			u.exit()
+		})
+	}
+}
+
+func TestRequestInTheOldEnvoyIsFinishedThoughTheAgentEnds(t *testing.T) {
+	for address, way := range map[string]string{"127.141.21.1": hotRestart, "127.141.21.2": handOver} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			s := newSlowSetup(t, address)
+			s.args = append(s.args, "--restart")
+			r := s.start(t)
+			r.waitReady()
+			late := r.getLate(6 * time.Second)
+			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", way)
+			if u.exit() != 0 {
+				t.Fatalf("upgrade: %s", u.out)
+			}
+			r.signal(syscall.SIGTERM)
+			if got := <-late; got.code != http.StatusOK {
+				t.Errorf("the request that the old Envoy had: %+v", got)
+			}
+			r.endsWith(0)
+			r.nothingLeft()
+			r.noSharedMemory()
 		})
 	}
 }

@@ -9,21 +9,26 @@ import (
 	"strings"
 )
 
-// Clients counts the TCP connections that the Envoy has accepted, without asking it. Those that it made itself are told by
-// their local port: a temporary one, at which nobody listens. The newer Envoy is one that listens where this one did.
-// Those of the ports excepted do not count.
-func (p *Process) Clients(newer *Process, except ...uint32) (int, error) {
-	descriptors, err := socketDescriptors(p.pid)
+// Listens gives the TCP ports at which the Envoy listens.
+func (p *Process) Listens() (map[uint64]bool, error) {
+	listens, err := listening(p.pid)
 	if err != nil {
-		return 0, fmt.Errorf("counting the clients of Envoy %d: %w", p.pid, err)
-	}
-	listens, err := listening(newer.pid)
-	if err != nil {
-		return 0, fmt.Errorf("counting the clients of Envoy %d: %w", p.pid, err)
+		return nil, fmt.Errorf("finding where Envoy %d listens: %w", p.pid, err)
 	}
 	ports := make(map[uint64]bool)
 	for address := range listens.own {
 		ports[portOf(address)] = true
+	}
+	return ports, nil
+}
+
+// Clients counts the TCP connections that the Envoy has accepted, without asking it. Those that it made itself are told by
+// their local port: a temporary one, at which nobody listens. The ports are those at which it listened as far as is known,
+// since it may have closed its listeners. Connections of the ports excepted do not count.
+func (p *Process) Clients(ports map[uint64]bool, except ...uint32) (int, error) {
+	descriptors, err := socketDescriptors(p.pid)
+	if err != nil {
+		return 0, fmt.Errorf("counting the clients of Envoy %d: %w", p.pid, err)
 	}
 	first, last := temporaryPorts()
 	n := 0
