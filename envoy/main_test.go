@@ -172,3 +172,10 @@ func readLine(t *testing.T, cmd *exec.Cmd) string {
 	}
 	return strings.TrimSpace(line)
 }
+
+func write(t *testing.T, file, content string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,22 +66,30 @@ func set(file string, value int) error {
 	return errors.Join(err, f.Close())
 }
 
+// counts is a kernel that tells one count after the other, and goes on telling the last; -1 is none.
+func counts(told ...int) oomCounter {
+	return func() (uint64, string, bool) {
+		n := told[0]
+		if len(told) > 1 {
+			told = told[1:]
+		}
+		return uint64(max(n, 0)), "memory.events", n >= 0
+	}
+}
+
 func TestSIGKILLWithoutARisenCountIsNotOOM(t *testing.T) {
 	for _, c := range []struct {
-		name, before, after string
-		oom                 bool
+		name          string
+		before, after int
+		oom           bool
 	}{
-		{"v2, killed", "low 0\noom 1\noom_kill 4\noom_group_kill 0\n", "low 0\noom 2\noom_kill 5\n", true},
-		{"v1, killed", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", true},
-		{"as before", "oom_kill 4\n", "oom_kill 4\n", false},
-		{"count gone", "oom_kill 4\n", "", false},
-		{"no count", "", "oom_kill 4\n", true}, // a file that appears late starts from 0
+		{"killed", 4, 5, true},
+		{"as before", 4, 4, false},
+		{"count gone", 4, -1, false},
+		{"a count that appears late", -1, 4, true}, // it starts from 0
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "memory.events")
-			write(t, file, c.before)
-			w := watchOOM(oomCounter{file}, time.Hour)
-			write(t, file, c.after)
+			w := watchOOM(counts(c.before, c.after), time.Hour)
 			if got := w.stop(); (got != "") != c.oom {
 				t.Errorf("evidence %q, want some: %v", got, c.oom)
 			}
@@ -91,10 +98,7 @@ func TestSIGKILLWithoutARisenCountIsNotOOM(t *testing.T) {
 }
 
 func TestEarlierDeathOfANeighbourIsNotTakenForEnvoys(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "memory.events")
-	write(t, file, "oom_kill 0\n")
-	w := watchOOM(oomCounter{file}, time.Hour)
-	write(t, file, "oom_kill 1\n")
+	w := watchOOM(counts(0, 1), time.Hour)
 	w.refresh()
 	if w.before != 0 {
 		t.Error("a look between the kill and the end would lose the evidence")
@@ -103,47 +107,4 @@ func TestEarlierDeathOfANeighbourIsNotTakenForEnvoys(t *testing.T) {
 	if got := w.stop(); got != "" {
 		t.Errorf("evidence %q of a death two looks ago", got)
 	}
-}
-
-func write(t *testing.T, file, content string) {
-	t.Helper()
-	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestCounterIsLookedForWhereTheCgroupIsMounted(t *testing.T) {
-	for _, c := range []struct {
-		name, groups, mounts string
-		want                 []string
-	}{
-		{
-			"v2 with a cgroup namespace", "0::/\n",
-			"30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw,nsdelegate\n",
-			[]string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory.events"},
-		},
-		{
-			"v2 on a host", "0::/system.slice/agent.service\n",
-			"30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-			[]string{"/sys/fs/cgroup/system.slice/agent.service/memory.events", "/sys/fs/cgroup/system.slice/agent.service/memory.events", "/sys/fs/cgroup/memory.events"},
-		},
-		{
-			"v1 in a container that sees only its own part", "4:memory:/kubepods/pod1/c1\n3:cpu,cpuacct:/kubepods\n",
-			"35 31 0:32 /kubepods/pod1/c1 /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
-			[]string{"/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory/kubepods/pod1/c1/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control"},
-		},
-		{"none", "", "", nil},
-	} {
-		if got := oomCounterPaths(c.groups, c.mounts); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
-		}
-	}
-}
-
-func FuzzCgroupFiles(f *testing.F) {
-	f.Add("0::/a\n4:memory:/b\n", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", []byte("oom_kill 3\n"))
-	f.Fuzz(func(_ *testing.T, groups, mounts string, events []byte) {
-		oomCounterPaths(groups, mounts)
-		parseOOMCount(events)
-	})
 }

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
 )
 
 // Config says how to start an Envoy.
@@ -147,7 +149,7 @@ func (p *Process) own(started chan error) {
 		return
 	}
 	p.pid = p.cmd.Process.Pid
-	p.oom = watchOOM(cgroupOfSelf(), oomInterval)
+	p.oom = watchOOM(cgroup.Self().OOMKills, oomInterval)
 	started <- nil
 	<-started
 	p.awaitEnd()
