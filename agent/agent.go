@@ -122,6 +122,13 @@ func (a *Agent) makeParts() ([]part, error) {
 		return nil, err
 	}
 	parts = append(parts, a.control.part(), a.levels.part())
+	tokens, err := a.newTokens()
+	if err != nil {
+		return nil, err
+	}
+	if tokens != nil {
+		parts = append(parts, part{name: "tokens", run: tokens.Run})
+	}
 	if health := a.newHealthCheck(relay.ReportHealth); health != nil {
 		parts = append(parts, health.part())
 	}

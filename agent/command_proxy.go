@@ -81,7 +81,10 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	o.log.addTo(f)
 	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a whole bootstrap, in JSON or YAML")
 	f.BoolVar(&o.flags.Profiling, "profiling", true, "offer profiles of the agent on the status port, to loopback")
-	inert(f, "stsPort", "tokenManagerPlugin")
+	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "port on loopback where tokens are exchanged (default 15463 with TOKEN_EXCHANGE_URL, else none)")
+	// It means nothing here, but takes a value, which may stand beside it: TOKEN_EXCHANGE_URL says how tokens are exchanged.
+	f.String("tokenManagerPlugin", "", "accepted and ignored")
+	_ = f.MarkHidden("tokenManagerPlugin")
 }
 
 // inert accepts flags of Istio's agent that mean nothing here.

@@ -25,6 +25,8 @@ type Config struct {
 	Certificates CertificateConfig
 	Shutdown     ShutdownConfig
 	AppProbes    AppProbesConfig
+	// TokenExchange is nil when no tokens are exchanged.
+	TokenExchange *TokenExchangeConfig
 	// HealthCheck is nil when no application is to be watched.
 	HealthCheck *HealthCheckConfig
 	// Health says when the proxy itself counts as unwell.

@@ -25,6 +25,9 @@ type variable struct {
 	with      []string
 }
 
+// exchanging switches on the exchange of tokens.
+var exchanging = []string{"TOKEN_EXCHANGE_URL=https://exchange.example/token"}
+
 var variables = []variable{
 	{name: "POD_NAME", setting: "name", given: "reviews-1", bad: "a~b", remedy: "~"},
 	{name: "POD_NAMESPACE", setting: "namespace", otherwise: "default", given: "books", bad: "a b", remedy: "space"},
@@ -83,6 +86,15 @@ var variables = []variable{
 	{name: "GRPC_XDS_BOOTSTRAP", setting: "bootstrap.grpcFile", otherwise: "./etc/istio/proxy/grpc-bootstrap.json", given: "/run/grpc.json"},
 	{name: "ISTIO_DUAL_STACK", setting: "envoy.dualStack", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 
+	{name: "TOKEN_EXCHANGE_URL", setting: "tokenExchange.url", given: "https://exchange.example/token", bad: "http://exchange.example/token", remedy: "https only"},
+	{name: "TOKEN_EXCHANGE_ROOT_CA", setting: "tokenExchange.rootFile", otherwise: "SYSTEM", given: "/roots.pem", with: exchanging},
+	{name: "TOKEN_EXCHANGE_CLIENT_ID", setting: "tokenExchange.clientID", given: "agent", with: exchanging},
+	{name: "TOKEN_EXCHANGE_CLIENT_SECRET_FILE", setting: "tokenExchange.clientSecretFile", given: "/run/client", with: exchanging},
+	{name: "TOKEN_EXCHANGE_ISSUERS", setting: "tokenExchange.issuers", given: "https://a, https://b", with: exchanging},
+	{name: "TOKEN_EXCHANGE_AUDIENCES", setting: "tokenExchange.audiences", given: "a,b", with: exchanging},
+	{name: "TOKEN_EXCHANGE_GOOGLE_AUDIENCE", setting: "tokenExchange.googleAudience", given: "identitynamespace:a:b", with: exchanging},
+	{name: "TOKEN_EXCHANGE_GOOGLE_SERVICE_ACCOUNT", setting: "tokenExchange.googleServiceAccount", given: "a@b", with: exchanging},
+
 	{name: "PROXY_BIND_ADDRESS", setting: "bindAddress", given: "127.0.0.9", bad: "here", remedy: "IP address"},
 	{name: "PROXY_MEMORY_LIMIT", setting: "bootstrap.memoryLimit", otherwise: "none", given: "256Mi", value: "268435456", bad: "much", remedy: "256Mi"},
 	{name: "ENVOY_PATH", setting: "envoy.path", given: "/opt/envoy"},
@@ -138,9 +150,10 @@ func TestEveryFlagOfTheContractHasItsEffect(t *testing.T) {
 		"profiling":              {"profiling", "false", Flags{Profiling: false}},
 		"envoy-path":             {"envoy.path", "/opt/envoy", Flags{EnvoyPath: "/opt/envoy"}},
 		"restart":                {"envoy.restart", "true", Flags{Restart: true}},
+		"stsPort":                {"tokenExchange.port", "15999", Flags{TokenPort: 15999}},
 	} {
 		t.Run(flag, func(t *testing.T) {
-			in := env("ISTIO_CPU_LIMIT=2", "PROXY_CONFIG={concurrency: 3, serviceCluster: other}", "ENVOY_PATH=/other/envoy")
+			in := env("ISTIO_CPU_LIMIT=2", "PROXY_CONFIG={concurrency: 3, serviceCluster: other}", "ENVOY_PATH=/other/envoy", exchanging[0])
 			in.Flags = row.flags
 			in.Flags.Given = map[string]bool{flag: true}
 			got := resolve(t, in).setting(row.setting)

@@ -27,6 +27,7 @@ var istioScopes = map[string]string{
 	"ads": "xds", "xdsproxy": "xds", "delta": "xds", "grpc": "xds",
 	"ca": "certificates", "cache": "certificates", "sds": "certificates", "citadelclient": "certificates",
 	"secretfetcher": "certificates", "security": "certificates",
+	"stsserver": "tokens", "token": "tokens",
 	"healthcheck": "status", "server": "status",
 }
 

@@ -47,6 +47,7 @@ type Flags struct {
 	EnvoyPath         string
 	Restart           bool
 	Profiling         bool
+	TokenPort         int
 	Given             map[string]bool
 }
 
@@ -72,6 +73,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.metrics()
 	r.readiness()
 	r.others()
+	r.tokenExchange()
 	r.unheard()
 	if err := r.env.err(); err != nil {
 		return nil, err

@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// unsignedToken is the form of a service account's token; nothing in the agent checks its signature.
+func unsignedToken(subject string) string {
+	claims := fmt.Sprintf(`{"iss":"https://issuer.example","sub":%q,"aud":["any"],"exp":%d}`, subject, time.Now().Add(time.Hour).Unix())
+	encode := base64.RawURLEncoding.EncodeToString
+	return encode([]byte(`{"alg":"RS256"}`)) + "." + encode([]byte(claims)) + "." + encode([]byte("signature"))
+}
+
+func TestTokensAreExchangedBesideTheProxy(t *testing.T) {
+	t.Parallel()
+	var exchanges atomic.Int32
+	exchange := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintf(w, `{"access_token":"access-%d","token_type":"Bearer","expires_in":3600}`, exchanges.Add(1))
+	}))
+	defer exchange.Close()
+	s := newSetup(t, "127.118.1.1")
+	own := unsignedToken("system:serviceaccount:books:shop")
+	s.write(t, "var/run/secrets/tokens/istio-token", own)
+	s.env = append(s.env, "TOKEN_EXCHANGE_URL="+exchange.URL+"/token", "DISABLE_ENVOY=true")
+	s.args = append(s.args, "--stsPort", "15464", "--tokenManagerPlugin", "GoogleTokenExchange")
+	r := s.start(t)
+	post := func(token string) (status int, access string, err error) {
+		response, err := http.PostForm("http://"+s.address+":15464/token", url.Values{
+			"grant_type":    {"urn:ietf:params:oauth:grant-type:token-exchange"},
+			"subject_token": {token}, "subject_token_type": {"urn:ietf:params:oauth:token-type:jwt"},
+		})
+		if err != nil {
+			return 0, "", err
+		}
+		defer func() { _ = response.Body.Close() }()
+		var answer struct {
+			AccessToken string `json:"access_token"`
+		}
+		err = json.NewDecoder(response.Body).Decode(&answer)
+		return response.StatusCode, answer.AccessToken, err
+	}
+	r.eventually("a token is exchanged", func() error {
+		status, access, err := post(own)
+		if err == nil && (status != http.StatusOK || access != "access-1") {
+			err = fmt.Errorf("status %d, token %q", status, access)
+		}
+		return err
+	})
+	if status, _, err := post(unsignedToken("system:serviceaccount:books:other")); err != nil || status != http.StatusBadRequest {
+		t.Errorf("another account's token: %d, %v", status, err)
+	}
+	if _, body, err := r.http("GET", "15020/metrics"); err != nil || !strings.Contains(body, `pilotfish_sts_requests_total{result="granted"}`) {
+		t.Errorf("the metrics do not tell: %v", err)
+	}
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if exchanges.Load() != 1 || strings.Contains(r.out.String(), "eyJ") {
+		t.Errorf("%d exchanges; output:\n%s", exchanges.Load(), r.out)
+	}
+	r.nothingLeft()
+}
+
+func TestTokenExchangeIsOnOnlyWhenThereIsWhereTo(t *testing.T) {
+	inDir(t, nil)
+	given := func(port int, vars ...string) Inputs {
+		in := env(vars...)
+		in.Flags.TokenPort, in.Flags.Given = port, map[string]bool{"stsPort": true}
+		return in
+	}
+	if c := resolve(t, env()); c.TokenExchange != nil {
+		t.Error("on without a word")
+	}
+	if c := resolve(t, given(15463)); c.TokenExchange != nil || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "TOKEN_EXCHANGE_URL") {
+		t.Errorf("an old pod's flag: %+v, %q", c.TokenExchange, c.Warnings)
+	}
+	if c := resolve(t, given(0, exchanging...)); c.TokenExchange != nil {
+		t.Error("on with port 0")
+	}
+	if c := resolve(t, env(exchanging...)); c.TokenExchange == nil || c.TokenExchange.Address != "127.0.0.1:15463" {
+		t.Errorf("with an endpoint: %+v", c.TokenExchange)
+	}
+	for want, in := range map[string]Inputs{
+		"--stsPort":              given(70000, exchanging...),
+		"TOKEN_EXCHANGE_ISSUERS": env(append(exchanging, "JWT_POLICY=none")...),
+		"identitynamespace:":     env("TOKEN_EXCHANGE_URL=google"),
+	} {
+		if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
