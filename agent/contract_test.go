@@ -96,7 +96,7 @@ var variables = []variable{
 	{name: "TOKEN_EXCHANGE_GOOGLE_SERVICE_ACCOUNT", setting: "tokenExchange.googleServiceAccount", given: "a@b", with: exchanging},
 
 	{name: "PROXY_BIND_ADDRESS", setting: "bindAddress", given: "127.0.0.9", bad: "here", remedy: "IP address"},
-	{name: "PROXY_MEMORY_LIMIT", setting: "bootstrap.memoryLimit", otherwise: "none", given: "256Mi", value: "268435456", bad: "much", remedy: "256Mi"},
+	{name: "PROXY_MEMORY_LIMIT", setting: "bootstrap.memoryLimit", otherwise: "none", given: "256Mi", value: "268435456", bad: "256", remedy: "256Mi"},
 	{name: "ENVOY_PATH", setting: "envoy.path", given: "/opt/envoy"},
 }
 
@@ -385,9 +385,13 @@ func TestDocumentedDefaultsAreTrue(t *testing.T) {
 func TestSecretsAreNotShown(t *testing.T) {
 	inDir(t, map[string]string{"etc/istio/config/mesh": "defaultConfig:\n  tracing: {lightstep: {address: \"l:80\", accessToken: hunter2}}\n" +
 		"  proxyMetadata: {ISTIO_META_DB_PASSWORD: hunter2, OTHER_API_KEY: hunter2}\n"})
-	c := resolve(t, env("XDS_HEADER_x-key=hunter2", "CA_HEADER_x-key=hunter2", "ISTIO_META_APP_TOKEN=hunter2", `ISTIO_METAJSON_A={"clientSecret": "hunter2"}`))
+	c := resolve(t, env("XDS_HEADER_x-key=hunter2", "CA_HEADER_x-key=hunter2", "ISTIO_META_APP_TOKEN=hunter2", `ISTIO_METAJSON_A={"clientSecret": "hunter2"}`,
+		`ISTIO_METAJSON_B={"nested": {"db": {"password": "hunter2"}, "urls": ["https://me:sesame@host/"]}, "site": "https://me:sesame@host/"}`))
+	if text, err := bootstrapJSON(c); err != nil || strings.Contains(string(text), "hunter2") {
+		t.Errorf("the bootstrap shows it (%v):\n%s", err, text)
+	}
 	for _, s := range c.Settings {
-		if strings.Contains(s.Value, "hunter2") {
+		if strings.Contains(s.Value, "hunter2") || strings.Contains(s.Value, "sesame") {
 			t.Errorf("%s is shown as %q", s.Name, s.Value)
 		}
 	}

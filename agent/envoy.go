@@ -14,6 +14,9 @@ import (
 // probeTime bounds what a readiness probe may take of Envoy; kubelets give up after a second.
 const probeTime = 800 * time.Millisecond
 
+// shortestDrain is the least that Envoy is given: without a time it takes ten minutes, and it counts in seconds.
+const shortestDrain = time.Second
+
 // EnvoyEndedError says that Envoy ended although nobody had asked it to, or otherwise than it was asked to.
 type EnvoyEndedError struct {
 	Exit envoy.Exit
@@ -236,7 +239,7 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 	return envoy.Options{
 		Version:               binary.Version,
 		ConfigPath:            e.file,
-		DrainTime:             p.GetDrainDuration().AsDuration(),
+		DrainTime:             max(p.GetDrainDuration().AsDuration(), shortestDrain),
 		LocalAddressIPVersion: version,
 		FileFlushInterval:     p.GetFileFlushInterval().AsDuration(),
 		FileFlushMinSizeKB:    int(p.GetFileFlushMinSizeKb()),

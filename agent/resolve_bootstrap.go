@@ -91,13 +91,16 @@ func readAtMost(file string, limit int64) ([]byte, error) {
 	return data, err
 }
 
+// leastMemory is less than any Envoy lives on: who names less has left out the unit.
+const leastMemory = 16 << 20
+
 // memoryLimit is what the whole of the container may use, by the variable or by the control group; 0 for no limit.
 func (r *resolver) memoryLimit() uint64 {
 	const setting, variable = "bootstrap.memoryLimit", "PROXY_MEMORY_LIMIT"
 	if text := r.env.vars[variable]; text != "" {
 		n, err := parseBytes(text)
-		if err != nil {
-			r.env.refuse(variable, text, "write a number of bytes, as 256Mi, or 0 for no limit")
+		if err != nil || n > 0 && n < leastMemory {
+			r.env.refuse(variable, text, "write a number of bytes that Envoy can live on, as 256Mi, or 0 for no limit")
 		}
 		r.env.note(setting, n, "environment "+variable)
 		return n

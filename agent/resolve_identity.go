@@ -97,9 +97,21 @@ func (r *resolver) metadata() {
 		}
 	}
 	for _, key := range sortedKeys(id.Metadata) {
-		r.env.note("metadata."+key, id.Metadata[key], sources[key])
+		r.env.note("metadata."+key, metadataText(id.Metadata[key]), sources[key])
 	}
 	r.nodeLabels()
+}
+
+// metadataText is a value as it may be printed and logged.
+func metadataText(value any) string {
+	if text, ok := value.(string); ok {
+		return text
+	}
+	text, err := json.Marshal(withoutSecrets(value))
+	if err != nil {
+		return notShown
+	}
+	return string(text)
 }
 
 func (r *resolver) metadataObject(variable, text string) map[string]any {

@@ -6,6 +6,10 @@ import (
 	"math"
 	"net"
 	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 )
@@ -30,6 +34,20 @@ func (r *resolver) envoy() {
 	r.env.note("envoy.restart", e.Restart, r.origin("restart"))
 	r.concurrency()
 	r.ports()
+	r.times()
+}
+
+// times refuses what Envoy would take for something else, or for a very long time.
+func (r *resolver) times() {
+	p := r.config.Proxy
+	for name, d := range map[protoreflect.Name]*durationpb.Duration{
+		"drain_duration": p.GetDrainDuration(), "file_flush_interval": p.GetFileFlushInterval(),
+	} {
+		if d.AsDuration() < 0 {
+			field := p.ProtoReflect().Descriptor().Fields().ByName(name)
+			r.fail("%s (%s): %v: write a duration that is not negative, as 5s", field.JSONName(), r.layers.source(name), d.AsDuration())
+		}
+	}
 }
 
 // flag notes a flag's value, unless it says nothing.
@@ -100,7 +118,7 @@ func checkHostPort(address string) error {
 	if err == nil && host != "" {
 		_, err = parsePort(port)
 	}
-	if err != nil || host == "" {
+	if err != nil || host == "" || strings.ContainsAny(host, " \t\r\n/") {
 		return fmt.Errorf("write it as host:port, as %s", defaultDiscovery)
 	}
 	return nil

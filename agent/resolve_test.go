@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/envoy"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
@@ -216,6 +217,9 @@ func TestBadValuesAreRefusedWithNameValueAndRemedy(t *testing.T) {
 		"discovery":        {`PROXY_CONFIG={discoveryAddress: x}`, "", []string{"discoveryAddress", "PROXY_CONFIG", `"x"`, "host:port"}},
 		"unknown field":    {`PROXY_CONFIG={concurency: 2}`, "", []string{"PROXY_CONFIG", "concurency", "unknown field"}},
 		"wrong type":       {`PROXY_CONFIG={drainDuration: 5}`, "", []string{"PROXY_CONFIG", "drainDuration", "5", "5s"}},
+		"drain":            {`PROXY_CONFIG={drainDuration: -5s}`, "", []string{"drainDuration", "PROXY_CONFIG", "-5s", "negative"}},
+		"flush":            {`PROXY_CONFIG={fileFlushInterval: -5s}`, "", []string{"fileFlushInterval", "PROXY_CONFIG", "-5s", "negative"}},
+		"host":             {`PROXY_CONFIG={discoveryAddress: "a b:15012"}`, "", []string{"discoveryAddress", `"a b:15012"`, "host:port"}},
 		"wrong enum":       {`PROXY_CONFIG={interceptionMode: ALL}`, "", []string{"interceptionMode", "ALL", "REDIRECT"}},
 		"not YAML":         {`PROXY_CONFIG={`, "", []string{"PROXY_CONFIG"}},
 		"mesh file":        {"", "defaultConfig:\n  proxyStatsMatcher:\n    inclusionPrefixes: all\n", []string{"line 3", "defaultConfig.proxyStatsMatcher.inclusionPrefixes", "all", "list"}},
@@ -234,6 +238,18 @@ func TestBadValuesAreRefusedWithNameValueAndRemedy(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Without a time Envoy drains for ten minutes.
+func TestNoDrainDurationIsTheShortestThatEnvoyTakes(t *testing.T) {
+	inDir(t, nil)
+	e := &envoyPart{Agent: &Agent{levels: &logControl{}}}
+	for text, want := range map[string]time.Duration{"0s": time.Second, "0.2s": time.Second, "30s": 30 * time.Second} {
+		e.Config = resolve(t, env(`PROXY_CONFIG={drainDuration: `+text+`}`, "INSTANCE_IP=10.0.0.1"))
+		if got := e.options(envoy.Binary{}).DrainTime; got != want {
+			t.Errorf("%s: Envoy gets %v, want %v", text, got, want)
+		}
 	}
 }
 

@@ -3,6 +3,8 @@ package agent
 import (
 	"regexp"
 	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
 // notShown stands for a value that may be secret.
@@ -11,11 +13,11 @@ const notShown = "(not shown)"
 // secretName matches names of settings whose values give power to who knows them.
 var secretName = regexp.MustCompile(`(?i)(token|passw(or)?d|secret|credential|api_?key|access_?key|private_?key|authorization)s?$`)
 
-// shown is a value as it may be printed and logged: that of a setting by a telling name is left out. Names of files are
-// no secrets.
+// shown is a value as it may be printed and logged: that of a setting by a telling name is left out, and so is
+// what looks like one by itself. Names of files are no secrets.
 func shown(name, value string) string {
 	if value == "" || !secretName.MatchString(name) || strings.HasPrefix(value, "/") || strings.HasPrefix(value, "./") {
-		return value
+		return envoy.RedactText(value)
 	}
 	return notShown
 }
@@ -39,6 +41,8 @@ func withoutSecrets(value any) any {
 			clean[i] = withoutSecrets(inner)
 		}
 		return clean
+	case string:
+		return envoy.RedactText(v)
 	}
 	return value
 }

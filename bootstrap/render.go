@@ -1,9 +1,11 @@
 package bootstrap
 
 import (
+	"fmt"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 )
 
@@ -24,6 +26,9 @@ func Render(c Config) ([]byte, error) {
 	b, err := Build(c)
 	if err != nil {
 		return nil, err
+	}
+	if b.Node.Metadata, err = structpb.NewStruct(hide(b.GetNode().GetMetadata().AsMap()).(tree)); err != nil {
+		return nil, fmt.Errorf("bootstrap: leaving secrets out of the node's metadata: %w", err)
 	}
 	return JSON(b)
 }
@@ -58,7 +63,7 @@ func hideText(s *string) {
 }
 
 // secretNames are parts of the names of fields and headers whose values are nobody's business.
-var secretNames = []string{"private_key", "password", "secret", "token", "session_ticket_keys", "authorization", "api-key", "apikey", "api_key", "cookie"}
+var secretNames = []string{"private_key", "password", "passwd", "secret", "credential", "token", "session_ticket_keys", "authorization", "api-key", "apikey", "api_key", "access_key", "accesskey", "cookie"}
 
 func isSecret(name string) bool {
 	name = strings.ToLower(name)

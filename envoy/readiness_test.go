@@ -199,6 +199,14 @@ func TestEnvoyThatIsSilentForLongIsNotReadyUntilItAnswersAgain(t *testing.T) {
 	}
 }
 
+func TestBootstrapThatLeavesOutItsStatisticsIsToldAsTheCause(t *testing.T) {
+	var e slowEnvoy
+	r := NewReadiness(ReadinessConfig{Admin: e.serve(t), Dynamic: true})
+	if c := r.Condition(t.Context()); c.OK || !strings.Contains(c.Reason, "leave out cluster_manager.cds") || !strings.Contains(c.Remedy, "stats_matcher") {
+		t.Errorf("%+v", c)
+	}
+}
+
 func TestManyProbesAreOneQuestion(t *testing.T) {
 	var e slowEnvoy
 	var c clock

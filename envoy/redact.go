@@ -18,7 +18,7 @@ const deepestJSON = 256
 
 // secretNames are parts of the names of fields and headers whose values are nobody's business: in Envoy's own
 // configuration, in that of filters, and in what users put into metadata.
-var secretNames = regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|client[_-]?secret|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key`)
+var secretNames = regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|[a-z0-9_-]secret$|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key`)
 
 // secretTexts are secrets by their own looks, wherever they stand.
 var secretTexts = regexp.MustCompile(`(?i)-----BEGIN [A-Z ]*PRIVATE KEY-----|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.|[a-z][a-z0-9+.-]*://[^/@\s:]+:[^/@\s]+@`)

@@ -33,6 +33,7 @@ func TestSecretsAreLeftOut(t *testing.T) {
 		{`{"password_list": ["a", ["b"]], "x": null, "y": true}`, `{"password_list":["[redacted]",["[redacted]"]],"x":null,"y":true}`},
 		{`{"name": "authorization", "string_match": {"exact": "abc"}}`, `{"name":"authorization","string_match":{"exact":"abc"}}`},
 		{`{"key": {"key": "cookie", "value": "a"}, "value": "b"}`, `{"key":{"key":"cookie","value":"[redacted]"},"value":"b"}`},
+		{`{"MY_SECRET": "abc", "clientSecret": "abc", "secret": {"name": "default"}}`, `{"MY_SECRET":"[redacted]","clientSecret":"[redacted]","secret":{"name":"default"}}`},
 		{`"plain"`, `"plain"`},
 	} {
 		if got := redactedText(t, c.in); got != c.want {

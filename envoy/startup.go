@@ -18,11 +18,11 @@ func (r *Readiness) judgeStart(ctx context.Context, state string, stats map[stri
 	var c health.Condition
 	switch {
 	case r.Dynamic && stats["cluster_manager.cds.update_success"] == 0:
-		c = missing("clusters", "cluster_manager.cds", stats)
+		c = missing("clusters", "cluster_manager.cds", state, stats)
 	case state != "LIVE" && stats["cluster_manager.warming_clusters"] > 0:
 		c = warming(stats)
 	case r.Dynamic && stats["listener_manager.lds.update_success"] == 0:
-		c = missing("listeners", "listener_manager.lds", stats)
+		c = missing("listeners", "listener_manager.lds", state, stats)
 	case state != "LIVE":
 		c = r.unready(ctx)
 	case stats["listener_manager.workers_started"] == 0:
@@ -34,9 +34,23 @@ func (r *Readiness) judgeStart(ctx context.Context, state string, stats map[stri
 	return c
 }
 
+// leftOut tells of a running Envoy whose bootstrap keeps from its statistics what would show that it has its resources.
+func leftOut(prefix, state string, stats map[string]uint64) (c health.Condition, ok bool) {
+	if _, known := stats[prefix+".update_success"]; known || state != "LIVE" {
+		return c, false
+	}
+	return health.Condition{
+		Reason: "its statistics leave out " + prefix + ".update_success, by which it is known to have its configuration",
+		Remedy: "have stats_matcher of the bootstrap include the prefixes cluster_manager, listener_manager and listener.",
+	}, true
+}
+
 // missing says why a kind of resource was not yet accepted. A bootstrap may leave the connection's state out of the
 // statistics: that is no sign of a broken connection.
-func missing(kind, prefix string, stats map[string]uint64) health.Condition {
+func missing(kind, prefix, state string, stats map[string]uint64) health.Condition {
+	if c, ok := leftOut(prefix, state, stats); ok {
+		return c
+	}
 	if n := stats[prefix+".update_rejected"]; n > 0 {
 		return health.Condition{
 			Reason: fmt.Sprintf("%s received and rejected (%d times): Envoy's log tells why", kind, n),
