@@ -116,6 +116,8 @@ func (a *Agent) makeParts() ([]part, error) {
 			return nil, err
 		}
 		checked = append(checked, a.envoy.part())
+	} else {
+		a.control.Handle("POST /upgrade", answer(a.noUpgrade))
 	}
 	server, err := a.newStatus(checked, certificates, relay)
 	if err != nil {

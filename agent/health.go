@@ -128,11 +128,12 @@ func frozen(limit time.Duration, l listener) health.Condition {
 // one is not asked for yet.
 func (a *Agent) configuration(relay *xdsproxy.Relay) health.Check {
 	return func() health.Condition {
+		if a.envoy == nil {
+			return relay.ConditionForClients()
+		}
 		pid := 0
-		if a.envoy != nil {
-			if i := a.envoy.instance(); i != nil {
-				pid = i.process.PID()
-			}
+		if i := a.envoy.instance(); i != nil {
+			pid = i.process.PID()
 		}
 		return relay.Condition(pid)
 	}

@@ -363,13 +363,10 @@ func TestAgentWithoutEnvoyServesAndEndsWhenAskedTo(t *testing.T) {
 	s.env = append(s.env, "DISABLE_ENVOY=true", "ENVOY_PATH=/nowhere/envoy")
 	s.cp.start(t)
 	r := s.start(t)
-	r.eventually("a certificate without an Envoy", func() error {
-		_, reasons, err := r.reasons()
-		if err == nil && reasons["certificates"] != "" {
-			err = errors.New(reasons["certificates"])
-		}
-		return err
-	})
+	r.waitReady() // the application that it serves may be held back until then
+	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.exit() != 1 || !strings.Contains(u.out.String(), "runs no Envoy") {
+		t.Errorf("upgrade: %s", u.out)
+	}
 	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
 		t.Errorf("POST /drain: %d %s %v", code, body, err)
 	}

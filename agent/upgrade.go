@@ -98,6 +98,11 @@ func (e *envoyPart) offerUpgrades() error {
 	return errors.Join(e.metrics.Register(e.upgrades.results), e.metrics.Register(epoch))
 }
 
+// noUpgrade answers an agent's POST /upgrade that runs no Envoy.
+func (a *Agent) noUpgrade(context.Context, upgradeOrder) (upgradeReport, error) {
+	return upgradeReport{}, errors.New("it runs no Envoy: DISABLE_ENVOY is set")
+}
+
 // begin lets upgrades happen until the context ends. The function that it gives waits for what they left to do.
 func (u *upgrades) begin(life context.Context) (end func()) {
 	late, cancel := context.WithCancel(context.WithoutCancel(life))

@@ -86,6 +86,18 @@ func (l *ledger) condition(process int32, lossLimit time.Duration) health.Condit
 	return c
 }
 
+// conditionForClients is the condition for clients that are no Envoy: they are started once the agent is ready, so what
+// they have asked for is not waited for.
+func (l *ledger) conditionForClients(lossLimit time.Duration) health.Condition {
+	l.mu.Lock()
+	asked, reached := len(l.envoys) > 0, l.upstream != "" && l.reason == ""
+	l.mu.Unlock()
+	if !asked && reached {
+		return health.Well
+	}
+	return l.condition(0, lossLimit)
+}
+
 // condition of an Envoy that lacks some type.
 func (b *envoyBook) condition() health.Condition {
 	c := health.Condition{Remedy: mendRemedy}

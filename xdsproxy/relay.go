@@ -198,5 +198,11 @@ func (r *Relay) Condition(process int) health.Condition {
 	return r.book.condition(int32(process), r.config.LossLimit)
 }
 
+// ConditionForClients is Condition where the clients are no Envoy but applications, which may be started only when this is
+// OK: until one of them asks, a connection to the control plane is enough.
+func (r *Relay) ConditionForClients() health.Condition {
+	return r.book.conditionForClients(r.config.LossLimit)
+}
+
 // Status reports on the streams and on each type of resource.
 func (r *Relay) Status() Status { return r.book.status() }
