@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/sts"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
@@ -46,6 +48,7 @@ type Agent struct {
 	control *control // takes the orders that are not offered on TCP
 	levels  *logControl
 	relay   *xdsproxy.Relay
+	tokens  *sts.Server // nil when none are exchanged
 
 	orders orders
 	leave  func() // gives up the directories
@@ -89,6 +92,9 @@ func newAgent(o Options) (*Agent, error) {
 		return nil, err
 	}
 	if a.servers, err = a.makeParts(); err != nil {
+		if a.tokens != nil {
+			err = errors.Join(err, a.tokens.Close())
+		}
 		return nil, err
 	}
 	return a, nil
@@ -110,6 +116,12 @@ func (a *Agent) makeParts() ([]part, error) {
 		{name: "certificates", run: certificates.Run, health: certificates.Condition, restart: true},
 		{name: "xds", run: relay.Run, health: a.configuration(relay), restart: true},
 	}
+	if a.tokens, err = a.newTokens(); err != nil {
+		return nil, err
+	}
+	if a.tokens != nil {
+		parts = append(parts, part{name: "tokens", run: a.tokens.Run, health: a.tokens.Condition})
+	}
 	checked := parts
 	if !a.Config.Envoy.Disabled {
 		if a.envoy, err = newEnvoyPart(a); err != nil {
@@ -124,13 +136,6 @@ func (a *Agent) makeParts() ([]part, error) {
 		return nil, err
 	}
 	parts = append(parts, a.control.part(), a.levels.part())
-	tokens, err := a.newTokens()
-	if err != nil {
-		return nil, err
-	}
-	if tokens != nil {
-		parts = append(parts, part{name: "tokens", run: tokens.Run})
-	}
 	if health := a.newHealthCheck(relay.ReportHealth); health != nil {
 		parts = append(parts, health.part())
 	}

@@ -15,8 +15,8 @@ import (
 )
 
 // unsignedToken is the form of a service account's token; nothing in the agent checks its signature.
-func unsignedToken(subject string) string {
-	claims := fmt.Sprintf(`{"iss":"https://issuer.example","sub":%q,"aud":["any"],"exp":%d}`, subject, time.Now().Add(time.Hour).Unix())
+func unsignedToken(subject, id string) string {
+	claims := fmt.Sprintf(`{"iss":"https://issuer.example","sub":%q,"jti":%q,"aud":["any"],"exp":%d}`, subject, id, time.Now().Add(time.Hour).Unix())
 	encode := base64.RawURLEncoding.EncodeToString
 	return encode([]byte(`{"alg":"RS256"}`)) + "." + encode([]byte(claims)) + "." + encode([]byte("signature"))
 }
@@ -24,12 +24,17 @@ func unsignedToken(subject string) string {
 func TestTokensAreExchangedBesideTheProxy(t *testing.T) {
 	t.Parallel()
 	var exchanges atomic.Int32
+	var broken atomic.Bool
 	exchange := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if broken.Load() {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
 		_, _ = fmt.Fprintf(w, `{"access_token":"access-%d","token_type":"Bearer","expires_in":3600}`, exchanges.Add(1))
 	}))
 	defer exchange.Close()
 	s := newSetup(t, "127.118.1.1")
-	own := unsignedToken("system:serviceaccount:books:shop")
+	own := unsignedToken("system:serviceaccount:books:shop", "1")
 	s.write(t, "var/run/secrets/tokens/istio-token", own)
 	s.env = append(s.env, "TOKEN_EXCHANGE_URL="+exchange.URL+"/token", "DISABLE_ENVOY=true")
 	s.args = append(s.args, "--stsPort", "15464", "--tokenManagerPlugin", "GoogleTokenExchange")
@@ -56,8 +61,15 @@ func TestTokensAreExchangedBesideTheProxy(t *testing.T) {
 		}
 		return err
 	})
-	if status, _, err := post(unsignedToken("system:serviceaccount:books:other")); err != nil || status != http.StatusBadRequest {
+	if status, _, err := post(unsignedToken("system:serviceaccount:books:other", "1")); err != nil || status != http.StatusBadRequest {
 		t.Errorf("another account's token: %d, %v", status, err)
+	}
+	broken.Store(true)
+	if status, _, err := post(unsignedToken("system:serviceaccount:books:shop", "2")); err != nil || status != http.StatusInternalServerError {
+		t.Errorf("with a broken exchange server: %d, %v", status, err)
+	}
+	if _, body, err := r.http("GET", "15020/healthz/ready?format=json"); err != nil || !strings.Contains(body, "token exchanges fail") {
+		t.Errorf("readiness does not tell of it: %s, %v", body, err)
 	}
 	if _, body, err := r.http("GET", "15020/metrics"); err != nil || !strings.Contains(body, `pilotfish_sts_requests_total{result="granted"}`) {
 		t.Errorf("the metrics do not tell: %v", err)

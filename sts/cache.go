@@ -142,7 +142,13 @@ func (e *entry) left(now time.Time) time.Duration {
 	if e.token.Access == "" {
 		return 0
 	}
-	return max(e.token.Expires.Sub(now), 0)
+	return max(remaining(e.token.Expires, now), 0)
+}
+
+// remaining is the shorter of what the wall clock and the monotonic one tell: the first may be set back, and the second
+// stands still while the machine sleeps.
+func remaining(expires, now time.Time) time.Duration {
+	return min(expires.Sub(now), expires.Round(0).Sub(now.Round(0)))
 }
 
 // ahead shortens a span for tokens that do not live much longer than it: they would never be fresh.

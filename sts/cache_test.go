@@ -248,3 +248,13 @@ func TestEveryParameterIsPartOfTheKey(t *testing.T) {
 		seen[r.key()] = i
 	}
 }
+
+func TestWhatRemainsIsToldWithAndWithoutAMonotonicClock(t *testing.T) {
+	now := time.Now()
+	if got := remaining(now.Add(time.Minute), now); got != time.Minute {
+		t.Errorf("with both: %s", got)
+	}
+	if got := remaining(now.Add(time.Minute).Round(0), now.Add(2*time.Minute)); got != -time.Minute {
+		t.Errorf("with the wall clock alone: %s", got)
+	}
+}
