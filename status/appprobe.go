@@ -21,7 +21,7 @@ const (
 	mostWaiting = 256
 	// longestHook bounds what has no timeout, as the hooks of a container's life have none.
 	longestHook = time.Hour
-	// probeMargin is what a caller may take to ask and to read the answer.
+	// probeMargin is what a caller may take to read the answer.
 	probeMargin = 5 * time.Second
 )
 
@@ -82,14 +82,12 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("no application probe is configured for %q (ISTIO_KUBE_APP_PROBERS)", r.URL.Path), http.StatusBadRequest)
 		return
 	}
-	control, limit := http.NewResponseController(w), p.limit()
-	_, _ = control.SetReadDeadline(time.Now().Add(limit+probeMargin)), control.SetWriteDeadline(time.Now().Add(limit+2*probeMargin))
+	limit := p.limit()
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit + probeMargin))
 	ctx, cancel := context.WithTimeoutCause(r.Context(), limit, probe.TooLate(limit))
 	defer cancel()
 	answer, err := p.inTurn(ctx, func() (probe.Answer, error) { return a.ask(ctx, p.spec, r) })
 	p.tell(ctx, err)
-	// What the caller still sends has no part in the answer, and has no long time to come.
-	_ = control.SetReadDeadline(time.Now().Add(probeMargin))
 	writeAnswer(w, answer, err)
 }
 
@@ -156,8 +154,8 @@ func writeAnswer(w http.ResponseWriter, answer probe.Answer, err error) {
 
 // tell logs the first failure and the end of failing; the rest is the application's own business.
 func (p *appProbe) tell(ctx context.Context, err error) {
-	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return // the caller went away, which says nothing of the application
+	if errors.Is(err, errTooMany) || ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+		return // it was not asked, or the caller went away: that says nothing of the application
 	}
 	p.mu.Lock()
 	before := p.failing

@@ -299,3 +299,13 @@ func TestCallerThatSendsItsBodySlowlyIsAnsweredAllTheSame(t *testing.T) {
 		t.Errorf("%.100q %v", answer, err)
 	}
 }
+
+func TestProbeThatHadNoTurnIsNoFailureOfTheApplication(t *testing.T) {
+	var log strings.Builder
+	p := &appProbe{logger: slog.New(slog.NewTextHandler(&log, nil))}
+	p.tell(t.Context(), errTooMany)
+	p.tell(t.Context(), nil)
+	if log.Len() != 0 {
+		t.Errorf("told: %s", log.String())
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -33,6 +34,9 @@ const (
 	sourceInvalid    = "istio_agent_scrape_source_invalid_lines"
 	sourceDuplicates = "istio_agent_scrape_source_duplicate_families"
 )
+
+// labelEscapes are those that the formats know, which are fewer than Go's.
+var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 var reportNames = []string{sourceUp, sourceInvalid, sourceDuplicates}
 
@@ -62,8 +66,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.scrapes.Inc()
 	took := timeoutOf(r)
 	// More than the scraper waits: what it does not take by then it does not want.
-	control, end := http.NewResponseController(w), time.Now().Add(took+10*time.Second)
-	_, _ = control.SetReadDeadline(end), control.SetWriteDeadline(end)
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(took + 10*time.Second))
 	ctx, cancel := context.WithTimeout(r.Context(), took)
 	defer cancel()
 	select {
@@ -282,7 +285,7 @@ func (sc *scrape) report(m *exposition.Merger) {
 	head(&taken, sourceDuplicates, "Families of a source that were left out of this scrape because another has their name.")
 	for _, src := range sc.sources() {
 		sc.failed(src)
-		labels := fmt.Sprintf("{source=%q,target=%q}", src.kind, src.name)
+		labels := fmt.Sprintf(`{source="%s",target="%s"}`, src.kind, labelEscapes.Replace(src.name))
 		whole := 1
 		if src.err != nil {
 			whole = 0

@@ -212,6 +212,35 @@ func TestScrapeIsCompressedForThoseWhoTakeIt(t *testing.T) {
 	}
 }
 
+func TestScrapeIsNotCompressedForThoseWhoRefuse(t *testing.T) {
+	for header, want := range map[string]bool{
+		"": false, "gzip": true, "GZIP": true, "deflate, gzip;q=0.5": true, "gzip;q=0": false, "gzip; q=0.000": false,
+		"gzip;q=x": false, "xgzip": false, "br,identity": false,
+	} {
+		if got := takesGzip([]string{header}); got != want {
+			t.Errorf("%q: %v, want %v", header, got, want)
+		}
+	}
+}
+
+func TestTargetOfAnyNameIsInTheReport(t *testing.T) {
+	const name = "9001/\u200b\"\\"
+	app := target(t, name, text("app_x 1\n"))
+	_, url := run(t, Config{Metrics: Metrics{Applications: []Application{app}}})
+	families := parse(t, call(t, "GET", url+"/metrics").body)
+	found := 0
+	for _, m := range families[sourceUp].GetMetric() {
+		for _, l := range m.GetLabel() {
+			if l.GetName() == "target" && l.GetValue() == name {
+				found++
+			}
+		}
+	}
+	if found != 1 {
+		t.Errorf("%d series of the targets in %v", found, families[sourceUp])
+	}
+}
+
 func TestSlowEnvoyIsLeftOutInTheScrapersTime(t *testing.T) {
 	url := fakeEnvoy(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	_, status := run(t, Config{Gatherer: agentMetrics(), Metrics: envoyAt(url)})

@@ -36,13 +36,28 @@ func (s *Server) handler() http.Handler {
 	top.Handle("/app-health/", s.app) // whose time is the probe's own
 	top.Handle("/app-lifecycle/", s.app)
 	top.Handle("/", bounded(mux))
-	return top
+	return withoutBody(top)
+}
+
+// bodyTime is how long a caller may send what nobody here reads.
+const bodyTime = time.Second
+
+// withoutBody answers without the request's body, for which nothing here has a use. net/http would read it before it
+// answers, and wait for it as long as its sender likes: a few hundred such requests would keep a kubelet out, and three
+// all scrapes.
+func withoutBody(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			w.Header().Set("Connection", "close")
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		control, end := http.NewResponseController(w), time.Now().Add(longestAnswer)
-		_, _ = control.SetReadDeadline(end), control.SetWriteDeadline(end)
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(longestAnswer))
 		next.ServeHTTP(w, r)
 	})
 }
