@@ -166,7 +166,7 @@ func runAgent(ctx context.Context, config *Config, logger *Log, started time.Tim
 	a, err := New(Options{
 		Config: config, Logger: logger.Logger, Log: logger, Started: started,
 		Hasten: signals.hasten, Drain: signals.drain,
-		EnvoyOutput: func(line string) { fmt.Fprintln(os.Stderr, line) },
+		EnvoyOutput: logger.envoyLine,
 	})
 	if err != nil {
 		return err

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -67,7 +66,7 @@ func (o *proxyOptions) run(cmd *cobra.Command, args, argv []string, timeout time
 	}
 	defer log.Close()
 	a, err := New(Options{Config: config, Logger: log.Logger, Log: log, Started: started,
-		EnvoyOutput: func(line string) { fmt.Fprintln(os.Stderr, line) }})
+		EnvoyOutput: log.envoyLine})
 	if err != nil {
 		return err
 	}

@@ -39,11 +39,12 @@ func (o *logOptions) open(stdout, stderr io.Writer) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	target, err := openTarget(o.targets, stdout, stderr)
+	patient := newPatientWriter(stderr)
+	target, err := openTarget(o.targets, newPatientWriter(stdout), patient)
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{target: target, initial: levels, stack: stack, callers: callers(o.caller), parts: map[string]bool{}}
+	l := &Log{stderr: patient, target: target, initial: levels, stack: stack, callers: callers(o.caller), parts: map[string]bool{}}
 	l.levels.Store(&levels)
 	l.Logger = slog.New(&logHandler{Handler: o.format(target), log: l})
 	return l, nil
@@ -67,6 +68,7 @@ func lowerCaseLevel(groups []string, a slog.Attr) slog.Attr {
 // Log is the agent's own log. What it leaves out can be changed while the agent runs. It is safe for concurrent use.
 type Log struct {
 	*slog.Logger
+	stderr  io.Writer
 	target  *logTarget
 	initial levelSet
 	levels  atomic.Pointer[levelSet]
@@ -80,6 +82,9 @@ type Log struct {
 // Reopen opens the log's files again by their names, for whoever moved them away. A file that cannot be opened again is
 // kept as it was.
 func (l *Log) Reopen() error { return l.target.reopen() }
+
+// envoyLine passes on what Envoy says. An Envoy whose output nobody takes would stand still.
+func (l *Log) envoyLine(line string) { _, _ = io.WriteString(l.stderr, line+"\n") }
 
 // Close closes the log's files; what is logged afterwards is lost.
 func (l *Log) Close() error { return l.target.close() }
