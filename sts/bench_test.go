@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,21 @@ func BenchmarkCachedToken(b *testing.B) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	defer func() { cancel(); <-ended }()
-	address, body := "http://"+s.Addr().String()+TokenPath, form(b)
+	postAgain(b, "http://"+s.Addr().String()+TokenPath)
+}
+
+// A server that answers the same without looking at anything, for comparison.
+func BenchmarkAnyAnswer(b *testing.B) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		writeJSON(w, http.StatusOK, answer{AccessToken: "access-1", IssuedTokenType: AccessTokenType, TokenType: "Bearer", ExpiresIn: 3600})
+	}))
+	defer server.Close()
+	postAgain(b, server.URL)
+}
+
+func postAgain(b *testing.B, address string) {
+	body := form(b)
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	b.ReportAllocs()
