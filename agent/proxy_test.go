@@ -84,6 +84,17 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 	r.nothingLeft()
 }
 
+func TestClosedTerminalEndsTheProxyAsSIGTERMDoes(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.141.23.1")
+	defer s.cp.start(t)()
+	r := s.start(t)
+	r.waitReady()
+	r.signal(syscall.SIGHUP)
+	r.endsWith(0, "signal to stop", "no connection is left")
+	r.nothingLeft()
+}
+
 func TestSecondSignalCutsTheDrainShort(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.3.1")

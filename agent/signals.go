@@ -11,7 +11,7 @@ import (
 
 // signals are the orders that a process takes as signals.
 type signals struct {
-	// ctx ends with the first SIGTERM or SIGINT, hasten is closed with the second, drain with a SIGUSR2.
+	// ctx ends with the first SIGTERM, SIGINT or SIGHUP, hasten is closed with the second, drain with a SIGUSR2.
 	ctx    context.Context
 	hasten chan struct{}
 	drain  chan struct{}
@@ -24,6 +24,9 @@ func takeSignals(parent context.Context, logger *slog.Logger) *signals {
 	s := &signals{ctx: ctx, hasten: make(chan struct{}), drain: make(chan struct{})}
 	incoming := make(chan os.Signal, 4)
 	signal.Notify(incoming, syscall.SIGTERM, os.Interrupt, syscall.SIGUSR2)
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+		signal.Notify(incoming, syscall.SIGHUP) // a terminal that is closed is no reason to cut requests
+	}
 	done := make(chan struct{})
 	go func() {
 		hasten, drain := sync.OnceFunc(func() { close(s.hasten) }), sync.OnceFunc(func() { close(s.drain) })
