@@ -22,6 +22,8 @@ const (
 	longestScrape = time.Minute
 	// mostScrapes are answered at a time; others wait for their turn. Two replicas of Prometheus and a person do not notice.
 	mostScrapes = 3
+	// mostOfOne are those of one address.
+	mostOfOne = 2
 
 	timeoutHeader = "X-Prometheus-Scrape-Timeout-Seconds"
 	// targetLabel tells apart what several applications have under one name.
@@ -69,13 +71,12 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(took + 10*time.Second))
 	ctx, cancel := context.WithTimeout(r.Context(), took)
 	defer cancel()
-	select {
-	case s.scrapes <- struct{}{}:
-		defer func() { <-s.scrapes }()
-	case <-ctx.Done():
+	done, ok := s.scrapes.take(ctx, r.RemoteAddr)
+	if !ok {
 		http.Error(w, "too many scrapes at once", http.StatusServiceUnavailable)
 		return
 	}
+	defer done()
 	sc := s.begin(ctx, r, took)
 	defer sc.close()
 	if err := sc.nothing(); err != nil {

@@ -327,18 +327,18 @@ func TestScrapesBeyondTheLimitWaitForTheirTurn(t *testing.T) {
 		text("app_x 1\n")(w, r)
 	})
 	_, url := run(t, Config{Metrics: Metrics{Applications: []Application{app}}})
-	answers := make(chan answer, mostScrapes+1)
-	for range mostScrapes + 1 {
+	answers := make(chan answer, mostOfOne+1)
+	for range mostOfOne + 1 {
 		go func() { answers <- call(t, "GET", url+"/metrics", timeoutHeader, "30") }()
 	}
-	for range mostScrapes {
+	for range mostOfOne {
 		<-asked
 	}
 	if a := call(t, "GET", url+"/metrics", timeoutHeader, "0.05"); a.code != 503 || !strings.Contains(a.body, "too many scrapes") {
 		t.Errorf("%d %q", a.code, a.body)
 	}
 	close(release)
-	for range mostScrapes + 1 {
+	for range mostOfOne + 1 {
 		if a := <-answers; a.code != 200 || !strings.Contains(a.body, "app_x 1\n") {
 			t.Errorf("%d %q", a.code, a.body)
 		}

@@ -58,7 +58,7 @@ type Server struct {
 	silent   silent
 	crowd    crowd
 	scraper  *http.Client
-	scrapes  chan struct{} // has room for as many as are answered at a time
+	scrapes  *turns
 	app      *appProbes
 	ready    atomic.Bool // was ready once
 	seen     sightings
@@ -73,7 +73,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: make(chan struct{}, mostScrapes), crowd: crowd{most: mostConnections}}
+	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: newTurns(mostScrapes, mostOfOne), crowd: crowd{most: mostConnections}}
 	if err := s.registerReadiness(c.Registerer); err != nil {
 		return nil, err
 	}
