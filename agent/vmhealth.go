@@ -55,29 +55,37 @@ func (a *Agent) newHealthCheck(report func(bool, string)) *healthCheck {
 func (h *healthCheck) part() part { return part{name: "health check", run: h.run, restart: true} }
 
 func (h *healthCheck) run(ctx context.Context) error {
-	if !sleep(ctx, h.config.InitialDelay) {
+	select {
+	case <-time.After(h.config.InitialDelay):
+	case <-h.draining:
+	case <-ctx.Done():
 		return nil
 	}
 	due := time.NewTicker(h.config.Period)
 	defer due.Stop()
 	v := verdict{success: h.config.SuccessThreshold, failure: h.config.FailureThreshold}
 	for {
-		h.once(ctx, &v)
 		select {
-		case <-due.C:
 		case <-h.draining:
 			h.leave(&v)
 			<-ctx.Done() // a part that ended before would count as one that failed
 			return nil
+		default:
+		}
+		h.once(ctx, &v)
+		select {
+		case <-due.C:
+		case <-h.draining:
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// leave has the control plane send no more here, before the next probe would find out.
+// leave has the control plane send no more here, before the next probe would find out; also where there is no verdict
+// yet, since the control plane may have one from before a restart.
 func (h *healthCheck) leave(v *verdict) {
-	if v.known && v.healthy {
+	if !v.known || v.healthy {
 		h.logger.Info("the proxy drains; the control plane is told to send nothing here")
 		h.report(false, "the proxy is draining")
 	}

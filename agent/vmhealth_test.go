@@ -122,6 +122,31 @@ func TestDrainIsReportedAtOnceAndEndsTheProbes(t *testing.T) {
 	}
 }
 
+// The control plane may hold the workload for well from before a restart.
+func TestDrainBeforeAnyVerdictIsReported(t *testing.T) {
+	for name, c := range map[string]HealthCheckConfig{
+		"before the first probe": {InitialDelay: 40 * time.Second, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1},
+		"before the threshold":   {Period: 10 * time.Second, SuccessThreshold: 9, FailureThreshold: 9},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			draining, start := make(chan struct{}), time.Now()
+			var reports []string
+			h := &healthCheck{
+				config: c, logger: slog.New(slog.DiscardHandler), draining: draining,
+				proxy:  func() (bool, string) { return true, "" },
+				probe:  func(context.Context, probe.Spec) error { return nil },
+				report: func(healthy bool, _ string) { reports = append(reports, fmt.Sprint(time.Since(start), " ", healthy)) },
+			}
+			time.AfterFunc(13*time.Second, func() { close(draining) })
+			time.AfterFunc(time.Minute, cancel)
+			if err := h.run(ctx); err != nil || !slices.Equal(reports, []string{"13s false"}) {
+				t.Errorf("%s: %v, reports %q", name, err, reports)
+			}
+		})
+	}
+}
+
 func TestReadinessProbeIsUnderstood(t *testing.T) {
 	inDir(t, nil)
 	for _, c := range []struct {
