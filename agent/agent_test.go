@@ -72,6 +72,16 @@ func TestBudgetForgivesRareFailuresAndNotSeries(t *testing.T) {
 	}
 }
 
+func TestClockThatJumpsDoesNotSpendTheBudget(t *testing.T) {
+	now, b := time.Unix(1e9, 0), envoyBudget()
+	for _, jump := range []time.Duration{0, -time.Hour, -10 * 365 * 24 * time.Hour, 20 * 365 * 24 * time.Hour} {
+		now = now.Add(jump)
+		if wait, again := b.fail(now); !again || wait > time.Second {
+			t.Fatalf("after a jump of %v: wait %v, again %v", jump, wait, again)
+		}
+	}
+}
+
 func TestPartThatPanicsOrEndsIsStartedAgain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -31,7 +31,8 @@ func partBudget() *budget {
 // fail counts one failure. It says how long to wait before the next try, or that there is to be none.
 func (b *budget) fail(now time.Time) (wait time.Duration, again bool) {
 	if !b.last.IsZero() && b.HalfLife > 0 {
-		b.count *= math.Exp2(-float64(now.Sub(b.last)) / float64(b.HalfLife))
+		passed := max(0, now.Sub(b.last)) // a clock that was set back makes failures no worse than they were
+		b.count *= math.Exp2(-float64(passed) / float64(b.HalfLife))
 	}
 	b.last = now
 	b.count++

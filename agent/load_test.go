@@ -66,7 +66,7 @@ func (s *setup) serveTraffic(t *testing.T) {
 	s.cp.clusters = []*clusterv3.Cluster{message(t, &clusterv3.Cluster{}, appCluster, l.Addr().(*net.TCPAddr).Port)}
 }
 
-// traffic is clients of all kinds, each of which asks again as soon as it was answered.
+// traffic is clients of all kinds, each of which asks again soon after it was answered.
 type traffic struct {
 	t       *testing.T
 	address string
@@ -76,6 +76,9 @@ type traffic struct {
 	mu      sync.Mutex
 	failed  []error
 }
+
+// betweenRequests leaves the machine time for other tests.
+const betweenRequests = 5 * time.Millisecond
 
 func startTraffic(t *testing.T, address string) *traffic {
 	t.Helper()
@@ -127,7 +130,7 @@ func (l *traffic) client(ctx context.Context, kind string, transport *http.Trans
 			if err := ask(client, "http://"+l.address+":8080/"); err != nil {
 				l.fail(kind, err)
 			}
-			sleep(ctx, time.Millisecond)
+			sleep(ctx, betweenRequests)
 		}
 	})
 }
@@ -158,7 +161,7 @@ func (l *traffic) rpcs(ctx context.Context) {
 		if _, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{}, grpc.WaitForReady(true)); err != nil && ctx.Err() == nil {
 			l.fail("gRPC", err)
 		}
-		sleep(ctx, time.Millisecond)
+		sleep(ctx, betweenRequests)
 	}
 }
 

@@ -2,8 +2,10 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,6 +31,7 @@ const asAgent = "PILOTFISH_TEST_AS_AGENT"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asAgent) == "" {
+		waitSideBySide()
 		os.Exit(m.Run())
 	}
 	root := &cobra.Command{Use: "pilotfish-agent", SilenceErrors: true, SilenceUsage: true}
@@ -37,6 +41,14 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "pilotfish-agent:", err)
 	}
 	os.Exit(ExitCode(err))
+}
+
+// waitSideBySide has more tests run at a time than there are processors: most of them only wait for processes.
+func waitSideBySide() {
+	flag.Parse()
+	if n := strconv.Itoa(2 * runtime.GOMAXPROCS(0)); flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = flag.Set("test.parallel", n)
+	}
 }
 
 // patience is how long the tests wait for what must happen.
@@ -51,6 +63,9 @@ type setup struct {
 	cp      *controlPlane
 	stdin   io.Reader
 	within  []string // a program that starts the agent, with its arguments
+
+	binary string               // the agent's program; the test's own if empty
+	attr   *syscall.SysProcAttr // how it is started
 }
 
 // newSetup lays out an agent's directory. The address is its own, so that tests can run at the same time.
@@ -149,9 +164,11 @@ func (r *running) run(t *testing.T) {
 
 // command is how the agent is started: by itself, or within another program.
 func (s *setup) command() *exec.Cmd {
-	line := append(append([]string{}, s.within...), os.Args[0])
+	line := append(append([]string{}, s.within...), cmp.Or(s.binary, os.Args[0]))
 	line = append(line, s.args...)
-	return exec.Command(line[0], line[1:]...)
+	c := exec.Command(line[0], line[1:]...)
+	c.SysProcAttr = s.attr
+	return c
 }
 
 // exit waits for the agent's end and gives its code.

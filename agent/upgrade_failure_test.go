@@ -207,7 +207,7 @@ func TestNewEnvoyOutlivesAnOldOneThatDiesWhileItDrains(t *testing.T) {
 			r.results(`result="done"} 1`)
 			r.serves(testenv.MidEnvoyVersion, 1)
 			r.eventually("enough load", func() error {
-				if load.asked.Load() < 3000 { // some seconds, in which the new one gives the old one its order to end
+				if load.asked.Load() < 1500 { // some seconds, in which the new one gives the old one its order to end
 					return errors.New("not yet")
 				}
 				return nil

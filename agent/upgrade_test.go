@@ -90,7 +90,7 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 				}
 				return nil
 			})
-			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to), "--keep", "6s")
+			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to), "--keep", "1m")
 			if code := u.exit(); code != 0 || !strings.Contains(u.out.String(), c.way) {
 				t.Fatalf("upgrade: %d: %s", code, u.out)
 			}
@@ -98,6 +98,8 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 			if again := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to)); again.exit() != 1 || !strings.Contains(again.out.String(), "under way") {
 				t.Errorf("an upgrade during an upgrade: %s", again.out)
 			}
+			streams.alive()
+			streams.cancel()
 			r.results(`result="done"} 1`)
 			load.lossless()
 			r.alone(r.envoy())

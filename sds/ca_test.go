@@ -171,6 +171,48 @@ func TestCertificateIsRotatedBeforeItExpires(t *testing.T) {
 	tick(t, clock, source, first)
 }
 
+// TestClockThatJumpsIsNoticedWithinAMinute: forward beyond the certificate's end, as after a night of suspension, and back.
+func TestClockThatJumpsIsNoticedWithinAMinute(t *testing.T) {
+	ca := newAuthority(t)
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	clock := newFakeClock()
+	config := caConfig(address)
+	config.Clock = clock
+	source := newSource(t, config)
+	run(t, source)
+	first := nextSerial(t, source, "")
+	testenv.Eventually(t, "it waits for the rotation", func() error {
+		if !clock.waitedFor() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+
+	clock.jump(-365 * 24 * time.Hour)
+	clock.advance(longestPause)
+	if ok, reason := source.Health(); !ok || source.Current().Leaf.SerialNumber.String() != first {
+		t.Errorf("after a jump back: %v, %q, or another certificate", ok, reason)
+	}
+	testenv.Eventually(t, "it waits again", func() error {
+		if !clock.waitedFor() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	ca.life = 2 * 365 * 24 * time.Hour // which is still to come when the clock is a year on
+	clock.jump(365*24*time.Hour + 12*time.Hour)
+	if ok, reason := source.Health(); ok || !strings.Contains(reason, "expired") {
+		t.Errorf("after a jump beyond the end: %v, %q", ok, reason)
+	}
+	clock.advance(longestPause)
+	if next := nextSerial(t, source, first); next == first {
+		t.Error("no successor within a minute")
+	}
+	if ok, reason := source.Health(); !ok {
+		t.Errorf("with the successor: %q", reason)
+	}
+}
+
 func TestCertificateThatCannotBeRenewedIsServedAndReported(t *testing.T) {
 	ca := newAuthority(t)
 	address, stop := ca.listen(t, "127.0.0.1:0", nil)

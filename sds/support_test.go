@@ -274,6 +274,23 @@ func (c *fakeClock) advance(d time.Duration) {
 	c.waiters = left
 }
 
+// waitedFor says whether somebody waits.
+func (c *fakeClock) waitedFor() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.waiters) > 0
+}
+
+// jump sets the clock, which timers do not notice: so it is when a machine was suspended, or its clock is put right.
+func (c *fakeClock) jump(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+	for i := range c.waiters {
+		c.waiters[i].at = c.waiters[i].at.Add(d)
+	}
+}
+
 // tick moves the clock on, second by second, until there is a successor.
 func tick(t *testing.T, clock *fakeClock, source Source, not string) (serial string) {
 	t.Helper()

@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+)
+
+// askedToGo says whether the listener at the port tells a client of HTTP/1.1 to leave.
+func (r *running) askedToGo(port string) bool {
+	r.t.Helper()
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	answer, err := (&http.Client{Transport: transport, Timeout: patience}).Get("http://" + r.address + ":" + port + "/")
+	if err != nil {
+		r.t.Errorf("port %s: %v", port, err)
+		return false
+	}
+	_ = answer.Body.Close()
+	return answer.Close
+}
+
+// TestSidecarDrainsWhatComesInAndARouterDrainsAll also shows that streams of gRPC hold up the end, and TCP connections
+// with them.
+func TestSidecarDrainsWhatComesInAndARouterDrainsAll(t *testing.T) {
+	t.Parallel()
+	for kind, c := range map[string]struct {
+		address     string
+		outboundToo bool
+	}{"sidecar": {"127.143.1.1", false}, "router": {"127.143.1.2", true}} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			s := newSetup(t, c.address)
+			s.args = []string{"proxy", kind}
+			s.env = append(s.env, s.drainFor("0.2s"))
+			s.serveTraffic(t)
+			outward := strings.NewReplacer(`"INBOUND"`, `"OUTBOUND"`, "8080", "8081", `"web"`, `"out"`).Replace(httpListener)
+			s.cp.more = append(s.cp.more, message(t, &listenerv3.Listener{}, outward, s.address))
+			s.cp.start(t)
+			r := s.start(t)
+			r.waitReady()
+			for _, port := range []string{"8080", "8081"} {
+				if r.askedToGo(port) {
+					t.Errorf("clients of port %s are told to go although nothing drains", port)
+				}
+			}
+			streams := openStreams(t, s.address)
+			r.signal(syscall.SIGTERM)
+			r.waitState(Draining)
+			if !r.askedToGo("8080") {
+				t.Error("a client of the inbound listener is not told to go")
+			}
+			if got := r.askedToGo("8081"); got != c.outboundToo {
+				t.Errorf("a client of the outbound listener is told to go: %v, want %v", got, c.outboundToo)
+			}
+			streams.alive()
+			streams.cancel()
+			r.endsWith(0, "no request and no connection is left")
+			r.nothingLeft()
+		})
+	}
+}
