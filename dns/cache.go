@@ -1,0 +1,94 @@
+package dns
+
+import (
+	"container/list"
+	"sync"
+	"time"
+)
+
+// question is what answers are kept by. They depend on nothing else, and one never serves for another name.
+type question struct {
+	name            string // fully qualified, lower case
+	qtype, class    uint16
+	dnssec, nocheck bool // the DO and CD bits
+}
+
+// cache keeps answers until they are of no use even when stale, or others need the room more.
+type cache struct {
+	entries, bytes int
+	now            func() time.Time
+
+	mu    sync.Mutex
+	held  int
+	byKey map[question]*list.Element
+	order *list.List // of *cached, the last used first
+}
+
+type cached struct {
+	key    question
+	answer *answer
+	until  time.Time // when it is of no use any more
+}
+
+// entryOverhead is about what an entry takes beside its message and name.
+const entryOverhead = 300
+
+func (c *cached) size() int { return len(c.key.name) + len(c.answer.wire) + entryOverhead }
+
+func newCache(entries, bytes int, now func() time.Time) *cache {
+	return &cache{entries: entries, bytes: bytes, now: now, byKey: make(map[question]*list.Element), order: list.New()}
+}
+
+func (c *cache) get(key question) *answer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.byKey[key]
+	if at == nil {
+		return nil
+	}
+	held := at.Value.(*cached)
+	if !c.now().Before(held.until) {
+		c.remove(at)
+		return nil
+	}
+	c.order.MoveToFront(at)
+	return held.answer
+}
+
+func (c *cache) put(key question, a *answer, until time.Time) {
+	fresh := &cached{key: key, answer: a, until: until}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at := c.byKey[key]; at != nil {
+		c.remove(at)
+	}
+	if fresh.size() > c.bytes/8 {
+		return
+	}
+	c.byKey[key] = c.order.PushFront(fresh)
+	c.held += fresh.size()
+	for c.order.Len() > c.entries || c.held > c.bytes {
+		c.remove(c.order.Back())
+	}
+}
+
+// clear forgets everything: other resolvers may know other names.
+func (c *cache) clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.byKey)
+	c.order.Init()
+	c.held = 0
+}
+
+func (c *cache) remove(at *list.Element) {
+	held := c.order.Remove(at).(*cached)
+	delete(c.byKey, held.key)
+	c.held -= held.size()
+}
+
+func (c *cache) len() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.order.Len()
+}

@@ -1,0 +1,146 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// Explanation is what an application gets for a name, and why.
+type Explanation struct {
+	Name    string   `json:"name"`
+	Type    string   `json:"type"`
+	Rcode   string   `json:"rcode"`
+	Answers []string `json:"answers"`
+	// Source is "mesh", "cache", "resolver", "stale" or "failed".
+	Source string `json:"source"`
+	Steps  []Step `json:"steps"`
+}
+
+// Step is one name that was tried on the way, since stub resolvers add search domains.
+type Step struct {
+	Asked  string `json:"asked"`
+	Rcode  string `json:"rcode"`
+	Source string `json:"source"`
+	Why    string `json:"why"`
+}
+
+// Lookup resolves a name as a stub resolver with this resolv.conf would by asking this server, and tells how. A name that
+// ends with a dot is asked as it stands. The type is one such as A or AAAA.
+func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, error) {
+	qtype, ok := dns.StringToType[strings.ToUpper(rrtype)]
+	if !ok {
+		return Explanation{}, fmt.Errorf("%q is no type of DNS record; try A, AAAA, PTR or SRV", rrtype)
+	}
+	if _, ok := canonical(name); !ok {
+		return Explanation{}, fmt.Errorf("%q is no DNS name", name)
+	}
+	s.conf.look(s.config.Now())
+	e := Explanation{Name: name, Type: dns.TypeToString[qtype]}
+	var bare *Explanation
+	for _, candidate := range s.candidates(name) {
+		before := len(e.Steps)
+		e.try(ctx, s, candidate, qtype)
+		if len(e.Answers) > 0 {
+			return e, nil
+		}
+		// Like a stub resolver: a name that exists without such records is the answer, unless a later one has some.
+		if step := e.Steps[before]; bare == nil && step.Rcode == dns.RcodeToString[dns.RcodeSuccess] {
+			found := e
+			bare = &found
+		}
+	}
+	if bare != nil {
+		bare.Steps = e.Steps
+		return *bare, nil
+	}
+	return e, nil
+}
+
+// candidates are the names that are asked, by the rule of ndots.
+func (s *Server) candidates(name string) []string {
+	if strings.HasSuffix(name, ".") {
+		return []string{name}
+	}
+	s.mu.Lock()
+	search, ndots := s.search, s.ndots
+	s.mu.Unlock()
+	var expanded []string
+	for _, domain := range search {
+		if full, ok := canonical(name + "." + domain); ok {
+			expanded = append(expanded, full)
+		}
+	}
+	if strings.Count(name, ".") >= ndots {
+		return append([]string{name + "."}, expanded...)
+	}
+	return append(expanded, name+".")
+}
+
+func (e *Explanation) try(ctx context.Context, s *Server, name string, qtype uint16) {
+	m := new(dns.Msg)
+	m.SetQuestion(name, qtype)
+	q := &query{msg: m, id: m.Id, recurse: true, tcp: true, size: dns.MaxMsgSize,
+		key: question{name: strings.ToLower(name), qtype: qtype, class: dns.ClassINET}}
+	wire, source, why := s.explain(ctx, q)
+	var got dns.Msg
+	if err := got.Unpack(wire); err != nil {
+		got.Rcode = dns.RcodeServerFailure
+	}
+	e.Rcode, e.Source, e.Answers = dns.RcodeToString[got.Rcode], source, nil
+	for _, rr := range got.Answer {
+		e.Answers = append(e.Answers, strings.ReplaceAll(rr.String(), "\t", " "))
+	}
+	e.Steps = append(e.Steps, Step{Asked: name, Rcode: e.Rcode, Source: source, Why: why})
+}
+
+// explain takes the way of local and forwarded, and tells of it.
+func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, why string) {
+	x := s.index.Load()
+	if x == nil && !s.config.ForwardWithoutTable {
+		return q.fail(dns.RcodeServerFailure), sourceFailed, "the control plane has sent no names yet"
+	}
+	if x != nil {
+		if m, ok := x.meshAnswer(q, s.config.TTL); ok {
+			return q.pack(m), sourceMesh, x.reason(q.key)
+		}
+	}
+	a, source, err := s.forward.resolve(ctx, q.key)
+	if err != nil {
+		return q.fail(dns.RcodeServerFailure), source, err.Error()
+	}
+	return s.finish(q, a), source, s.provenance(a, source)
+}
+
+func (x *index) reason(key question) string {
+	if key.qtype == dns.TypePTR {
+		return "an address of the mesh"
+	}
+	found, ok := x.find(key.name)
+	if !ok {
+		return "a port of a host of the mesh"
+	}
+	e := x.table.Hosts[strings.TrimSuffix(found.record.host, ".")]
+	why := fmt.Sprintf("host %s of the mesh, found by %s", strings.TrimSuffix(found.record.host, "."), found.rule)
+	if e.Registry != "" {
+		why += fmt.Sprintf(" (registry %s, namespace %q)", e.Registry, e.Namespace)
+	}
+	if key.qtype == dns.TypeA && len(found.record.v4) == 0 || key.qtype == dns.TypeAAAA && len(found.record.v6) == 0 {
+		why += "; it has no address of this family"
+	}
+	return why
+}
+
+func (s *Server) provenance(a *answer, source string) string {
+	age := s.config.Now().Sub(a.stored).Round(time.Second)
+	switch source {
+	case sourceCache:
+		return fmt.Sprintf("not of the mesh; resolver %s said so %s ago", a.server, age)
+	case sourceStale:
+		return fmt.Sprintf("not of the mesh; no resolver answers now, but %s said so %s ago", a.server, age)
+	}
+	return "not of the mesh; resolver " + a.server + " said so"
+}

@@ -1,0 +1,80 @@
+package dns
+
+import (
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Where answers come from, as the metric's label names them.
+const (
+	sourceMesh     = "mesh"
+	sourceCache    = "cache"
+	sourceResolver = "resolver"
+	sourceStale    = "stale"
+	sourceFailed   = "failed"
+	sourceRefused  = "refused"
+)
+
+// metrics have the names that Istio's agent gives them, where it has them.
+type metrics struct {
+	requests, upstreamRequests, upstreamFailures prometheus.Counter
+	upstreamTime                                 prometheus.Histogram
+	answers                                      *prometheus.CounterVec
+	mesh, cached                                 prometheus.Counter // of answers, ready to count
+	dropped                                      *prometheus.CounterVec
+}
+
+func newMetrics() *metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	m := &metrics{
+		requests:         counter("istio_agent_dns_requests_total", "DNS questions that came in."),
+		upstreamRequests: counter("istio_agent_dns_upstream_requests_total", "DNS questions put to resolvers."),
+		upstreamFailures: counter("istio_agent_dns_upstream_failures_total", "DNS questions that a resolver did not answer, or with a failure."),
+		upstreamTime: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "istio_agent_dns_upstream_request_duration_seconds", Help: "How long resolvers took to answer.",
+			Buckets: []float64{.001, .005, .02, .1, .5, 1, 2, 5},
+		}),
+		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilotfish_dns_answers_total", Help: "DNS questions by where the answer came from.",
+		}, []string{"source"}),
+		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilotfish_dns_dropped_total", Help: "DNS packets and connections that were not answered, by reason.",
+		}, []string{"reason"}),
+	}
+	for _, source := range []string{sourceResolver, sourceStale, sourceFailed, sourceRefused} {
+		m.answers.WithLabelValues(source)
+	}
+	m.mesh, m.cached = m.answers.WithLabelValues(sourceMesh), m.answers.WithLabelValues(sourceCache)
+	for _, reason := range []string{dropStranger, dropMalformed, dropCrowd} {
+		m.dropped.WithLabelValues(reason)
+	}
+	return m
+}
+
+func (m *metrics) register(r prometheus.Registerer, s *Server) error {
+	if r == nil {
+		return nil
+	}
+	names := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pilotfish_dns_mesh_hosts", Help: "Hosts of the mesh that have a name.",
+	}, func() float64 {
+		if x := s.index.Load(); x != nil {
+			return float64(len(x.table.Hosts))
+		}
+		return 0
+	})
+	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pilotfish_dns_cache_entries", Help: "Answers of resolvers that are kept.",
+	}, func() float64 { return float64(s.forward.cache.len()) })
+	for _, c := range []prometheus.Collector{
+		m.requests, m.upstreamRequests, m.upstreamFailures, m.upstreamTime, m.answers, m.dropped, names, held,
+	} {
+		if err := r.Register(c); err != nil {
+			return fmt.Errorf("registering the DNS server's metrics: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,205 @@
+package dns
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+const (
+	// mostConnections are open at a time, idleConnection is how long one is without a question, and answerWithin how long
+	// it may take to read its answer.
+	mostConnections = 256
+	idleConnection  = 10 * time.Second
+	answerWithin    = 5 * time.Second
+)
+
+// Why something is dropped, as the metric's label names it.
+const (
+	dropStranger  = "source"
+	dropMalformed = "malformed"
+	dropCrowd     = "limit"
+)
+
+// serveUDP answers at once what it can; what has to be forwarded waits elsewhere.
+func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	buffer := make([]byte, largestUDP)
+	for failures := 0; ; {
+		n, from, err := conn.ReadFromUDPAddrPort(buffer)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			if failures++; failures > 100 {
+				return fmt.Errorf("DNS by UDP at %s: %w", conn.LocalAddr(), err)
+			}
+			continue
+		}
+		failures = 0
+		if !s.guard.admits(from.Addr()) {
+			s.metrics.dropped.WithLabelValues(dropStranger).Inc()
+			continue
+		}
+		q, out := s.take(buffer[:n], false)
+		if q == nil || out != nil {
+			send(conn, out, from)
+			continue
+		}
+		s.later(ctx, conn, q, from, &waiting)
+	}
+}
+
+// take reads a question and answers it if no resolver is needed.
+func (s *Server) take(wire []byte, tcp bool) (*query, []byte) {
+	s.metrics.requests.Inc()
+	s.conf.look(s.config.Now())
+	q, refusal := parseQuery(wire, tcp)
+	switch {
+	case q == nil && refusal == nil:
+		s.metrics.dropped.WithLabelValues(dropMalformed).Inc()
+		return nil, nil
+	case q == nil:
+		s.metrics.answers.WithLabelValues(sourceRefused).Inc()
+		return nil, refusal
+	}
+	return q, s.local(q)
+}
+
+// later forwards a question, unless too many are being forwarded.
+func (s *Server) later(ctx context.Context, conn *net.UDPConn, q *query, from netip.AddrPort, waiting *sync.WaitGroup) {
+	if !s.enter() {
+		send(conn, q.fail(rcodeBusy), from)
+		return
+	}
+	q.spelling = append([]byte(nil), q.spelling...) // the buffer is used again
+	waiting.Go(func() {
+		defer s.leave()
+		send(conn, s.forwarded(ctx, q), from)
+	})
+}
+
+func (s *Server) enter() bool {
+	select {
+	case s.slots <- struct{}{}:
+		return true
+	default:
+		s.metrics.dropped.WithLabelValues(dropCrowd).Inc()
+		return false
+	}
+}
+
+func (s *Server) leave() { <-s.slots }
+
+func send(conn *net.UDPConn, out []byte, to netip.AddrPort) {
+	if len(out) > 0 {
+		_, _ = conn.WriteToUDPAddrPort(out, to)
+	}
+}
+
+func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error {
+	var open sync.WaitGroup
+	defer open.Wait()
+	places := make(chan struct{}, mostConnections)
+	for failures := 0; ; {
+		conn, err := listener.AcceptTCP()
+		if ctx.Err() != nil {
+			if err == nil {
+				_ = conn.Close()
+			}
+			return nil
+		}
+		if err != nil {
+			if failures++; failures > 100 {
+				return fmt.Errorf("DNS by TCP at %s: %w", listener.Addr(), err)
+			}
+			pause(ctx, 10*time.Millisecond) // such as when no file descriptor is left
+			continue
+		}
+		failures = 0
+		if !s.welcome(conn, places) {
+			_ = conn.Close()
+			continue
+		}
+		open.Go(func() {
+			defer func() { <-places }()
+			s.converse(ctx, conn)
+		})
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// welcome takes a place for a connection, if there is one and it comes from where it may.
+func (s *Server) welcome(conn *net.TCPConn, places chan struct{}) bool {
+	if !s.guard.admits(conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()) {
+		s.metrics.dropped.WithLabelValues(dropStranger).Inc()
+		return false
+	}
+	select {
+	case places <- struct{}{}:
+		return true
+	default:
+		s.metrics.dropped.WithLabelValues(dropCrowd).Inc()
+		return false
+	}
+}
+
+// converse answers the questions of a connection, one after the other.
+func (s *Server) converse(ctx context.Context, conn *net.TCPConn) {
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	for {
+		_ = conn.SetReadDeadline(time.Now().Add(idleConnection))
+		wire, err := readFramed(conn)
+		if err != nil {
+			return
+		}
+		q, out := s.take(wire, true)
+		if q != nil && out == nil {
+			out = s.forwardedByTCP(ctx, q)
+		}
+		if len(out) == 0 {
+			return
+		}
+		_ = conn.SetWriteDeadline(time.Now().Add(answerWithin))
+		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(out))), out...)); err != nil {
+			return
+		}
+	}
+}
+
+func (s *Server) forwardedByTCP(ctx context.Context, q *query) []byte {
+	if !s.enter() {
+		return q.fail(rcodeBusy)
+	}
+	defer s.leave()
+	return s.forwarded(ctx, q)
+}
+
+// readFramed reads a message with its length before it. Questions are small: one that is not comes from nobody's resolver.
+func readFramed(r io.Reader) ([]byte, error) {
+	var length [2]byte
+	if _, err := io.ReadFull(r, length[:]); err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint16(length[:]))
+	if n > largestUDP {
+		return nil, fmt.Errorf("a question of %d bytes", n)
+	}
+	wire := make([]byte, n)
+	_, err := io.ReadFull(r, wire)
+	return wire, err
+}

@@ -1,0 +1,284 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/miekg/dns"
+)
+
+// Server answers DNS questions. Its methods may be called at any time from any goroutine.
+type Server struct {
+	config  Config
+	metrics *metrics
+	guard   *guard
+	sockets []socket
+	conf    *confFile
+	forward *forwarder
+	end     context.CancelFunc // of the forwarder's flights
+	slots   chan struct{}      // of questions that wait for a resolver
+
+	index  atomic.Pointer[index] // nil before the first table
+	mu     sync.Mutex            // of the two below
+	table  *Table
+	search []string
+	ndots  int
+}
+
+// mostWaiting bounds the questions that wait for a resolver; more are told that it failed.
+const mostWaiting = 1024
+
+// New opens the sockets and reads resolv.conf; nothing is answered before Run.
+func New(config Config) (*Server, error) {
+	config = config.withDefaults()
+	if len(config.Listen) == 0 {
+		return nil, errors.New("the DNS server has no address to listen at")
+	}
+	sockets, err := listenAll(config.Listen)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		config: config, metrics: newMetrics(), sockets: sockets, slots: make(chan struct{}, mostWaiting), ndots: 1,
+		guard: &guard{allowed: config.AllowFrom, now: config.Now, own: interfaceAddresses},
+	}
+	ctx, end := context.WithCancel(context.Background())
+	s.end = end
+	s.forward = &forwarder{
+		ctx: ctx, timeout: config.ForwardTimeout, parallel: config.ForwardParallel, staleFor: config.StaleFor,
+		now: config.Now, log: config.Logger, metrics: s.metrics, isOurs: s.isOurs,
+		cache: newCache(config.CacheEntries, config.CacheBytes, config.Now), flights: make(map[question]*flight),
+	}
+	s.conf = &confFile{path: config.ResolvConf, changed: s.reconfigure}
+	s.conf.look(config.Now())
+	if err := s.conf.problem(); err != nil {
+		config.Logger.Warn("names outside the mesh cannot be looked up", "error", err)
+	}
+	if err := s.metrics.register(config.Registerer, s); err != nil {
+		end()
+		closeAll(sockets)
+		return nil, err
+	}
+	return s, nil
+}
+
+// Run answers until the context ends. It is to be called once.
+func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var serving sync.WaitGroup
+	for _, socket := range s.sockets {
+		serving.Go(func() { cancel(s.serveUDP(ctx, socket.udp)) })
+		serving.Go(func() { cancel(s.serveTCP(ctx, socket.tcp)) })
+	}
+	<-ctx.Done()
+	s.end()
+	closeAll(s.sockets)
+	serving.Wait()
+	s.forward.flying.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return nil
+}
+
+// Addresses are where the server listens.
+func (s *Server) Addresses() []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, socket := range s.sockets {
+		all = append(all, socket.address())
+	}
+	return all
+}
+
+// SetNames swaps the names of the mesh, in whole. The table is the server's from then on.
+func (s *Server) SetNames(t *Table) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.table = t
+	s.rebuild()
+}
+
+func (s *Server) reconfigure(conf resolvConf) {
+	s.forward.use(conf)
+	s.forward.cache.clear()
+	s.config.Logger.Info("resolvers read", "file", s.config.ResolvConf, "resolvers", conf.servers, "search", conf.search)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.search, s.ndots = conf.search, conf.ndots
+	s.rebuild()
+}
+
+func (s *Server) rebuild() {
+	if s.table != nil {
+		s.index.Store(newIndex(s.table, s.config.Namespace, s.search))
+	}
+}
+
+// Health says whether names can be looked up, or why not. There being no resolver is no ill health as long as the names
+// of the mesh are known, but is told.
+func (s *Server) Health() (ok bool, reason string) {
+	if s.index.Load() == nil && !s.config.ForwardWithoutTable {
+		return false, "the control plane has sent no names yet"
+	}
+	if err := s.conf.problem(); err != nil {
+		return true, err.Error()
+	}
+	if !s.forward.anyUp() {
+		return true, "no resolver of " + s.config.ResolvConf + " answers"
+	}
+	return true, ""
+}
+
+// local answers what needs no resolver; nil means that one has to be asked.
+func (s *Server) local(q *query) []byte {
+	x := s.index.Load()
+	if x == nil {
+		if s.config.ForwardWithoutTable {
+			return s.kept(q)
+		}
+		s.metrics.answers.WithLabelValues(sourceFailed).Inc()
+		return q.fail(dns.RcodeServerFailure)
+	}
+	if m, ok := x.meshAnswer(q, s.config.TTL); ok {
+		s.metrics.mesh.Inc()
+		return q.pack(m)
+	}
+	return s.kept(q)
+}
+
+// kept answers from the cache. What asks for everything is told to come by TCP, where nobody can feign to be another.
+func (s *Server) kept(q *query) []byte {
+	if q.key.qtype == dns.TypeANY && !q.tcp {
+		s.metrics.answers.WithLabelValues(sourceRefused).Inc()
+		return q.truncated()
+	}
+	if a := s.forward.cache.get(q.key); a != nil && s.config.Now().Before(a.expires) {
+		s.metrics.cached.Inc()
+		return s.finish(q, a)
+	}
+	return nil
+}
+
+// forwarded answers by way of a resolver.
+func (s *Server) forwarded(ctx context.Context, q *query) []byte {
+	a, source, err := s.forward.resolve(ctx, q.key)
+	s.metrics.answers.WithLabelValues(source).Inc()
+	if err != nil {
+		s.config.Logger.Debug("a question was not answered", "name", q.key.name, "type", dns.TypeToString[q.key.qtype], "error", err)
+		return q.fail(dns.RcodeServerFailure)
+	}
+	return s.finish(q, a)
+}
+
+// finish writes an answer. That a name of the mesh does not exist would be a lie, and clients would believe it for its
+// addresses too: of what the resolvers do not know, it just has nothing.
+func (s *Server) finish(q *query, a *answer) []byte {
+	if a.rcode == dns.RcodeNameError {
+		if x := s.index.Load(); x != nil {
+			if _, ours := x.find(q.key.name); ours {
+				return q.pack(reply(q))
+			}
+		}
+	}
+	return a.write(q, s.config.Now())
+}
+
+func (s *Server) isOurs(address netip.AddrPort) bool {
+	for _, own := range s.Addresses() {
+		if own.Port() == address.Port() && (own.Addr().Unmap() == address.Addr().Unmap() || own.Addr().IsUnspecified() && s.guard.isOwn(address.Addr())) {
+			return true
+		}
+	}
+	return false
+}
+
+// socket is an address, by UDP and TCP.
+type socket struct {
+	udp *net.UDPConn
+	tcp *net.TCPListener
+}
+
+func (s socket) address() netip.AddrPort {
+	at := s.udp.LocalAddr().(*net.UDPAddr).AddrPort()
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+}
+
+func listenAll(addresses []string) ([]socket, error) {
+	var all []socket
+	for _, address := range addresses {
+		opened, err := listen(address)
+		all = append(all, opened...)
+		if err != nil {
+			closeAll(all)
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// listen opens an address; for localhost both families, of which IPv6 may be switched off.
+func listen(address string) ([]socket, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("the DNS address %q is not host:port: %w", address, err)
+	}
+	if host != "localhost" {
+		one, err := listenAt(address)
+		if err != nil {
+			return nil, err
+		}
+		return []socket{one}, nil
+	}
+	one, err := listenAt(net.JoinHostPort("127.0.0.1", port))
+	if err != nil {
+		return nil, err
+	}
+	if other, err := listenAt(net.JoinHostPort("::1", port)); err == nil {
+		return []socket{one, other}, nil
+	}
+	return []socket{one}, nil
+}
+
+func listenAt(address string) (socket, error) {
+	var err error
+	for range 10 { // a port that was drawn for UDP may be taken for TCP
+		var s socket
+		if s, err = tryListen(address); err == nil {
+			return s, nil
+		}
+		if _, port, _ := net.SplitHostPort(address); port != "0" {
+			break
+		}
+	}
+	return socket{}, fmt.Errorf("DNS at %s: %w; see which process has that port, or set another one", address, err)
+}
+
+func tryListen(address string) (socket, error) {
+	at, err := net.ResolveUDPAddr("udp", address)
+	if err != nil {
+		return socket{}, err
+	}
+	udp, err := net.ListenUDP("udp", at)
+	if err != nil {
+		return socket{}, err
+	}
+	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(udp.LocalAddr().(*net.UDPAddr).AddrPort()))
+	if err != nil {
+		_ = udp.Close()
+		return socket{}, err
+	}
+	return socket{udp: udp, tcp: tcp}, nil
+}
+
+func closeAll(sockets []socket) {
+	for _, s := range sockets {
+		_ = s.udp.Close()
+		_ = s.tcp.Close()
+	}
+}
