@@ -1,0 +1,321 @@
+package dns
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+func TestOnlyThisMachineAndWhoIsAllowedMayAsk(t *testing.T) {
+	looked := 0
+	c := &clock{}
+	own := addresses("10.1.2.3", "fd00::3")
+	g := &guard{allowed: []netip.Prefix{netip.MustParsePrefix("192.168.7.0/24")}, now: c.now, own: func() []netip.Addr { looked++; return own }}
+	for from, want := range map[string]bool{
+		"127.0.0.1": true, "127.9.9.9": true, "::1": true, "::ffff:127.0.0.1": true,
+		"10.1.2.3": true, "fd00::3": true, "::ffff:10.1.2.3": true, "192.168.7.9": true,
+		"10.1.2.4": false, "8.8.8.8": false, "fd00::4": false, "192.168.8.1": false, "fe80::1%eth0": false,
+	} {
+		if got := g.admits(netip.MustParseAddr(from)); got != want {
+			t.Errorf("%s: %v", from, got)
+		}
+	}
+	if looked != 1 {
+		t.Errorf("strangers made it list the addresses %d times", looked)
+	}
+	own = addresses("10.1.2.4")
+	c.advance(time.Minute)
+	if !g.admits(own[0]) {
+		t.Error("a new address of the machine is not known")
+	}
+}
+
+func TestWhatIsNoQuestionIsRefusedInFewBytes(t *testing.T) {
+	s := start(t, Config{ResolvConf: resolvConfOf(t)}, meshTable())
+	edit := func(change func(*dns.Msg)) []byte {
+		m := new(dns.Msg)
+		m.SetQuestion("web.", dns.TypeA)
+		change(m)
+		wire, err := m.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return wire
+	}
+	for _, c := range []struct {
+		name  string
+		wire  []byte
+		rcode int // -1: no answer
+	}{
+		{"too short", []byte("hello"), -1},
+		{"an answer", edit(func(m *dns.Msg) { m.Response = true }), -1},
+		{"cut off", edit(func(*dns.Msg) {})[:15], dns.RcodeFormatError},
+		{"an update", edit(func(m *dns.Msg) { m.Opcode = dns.OpcodeUpdate }), dns.RcodeNotImplemented},
+		{"no question", edit(func(m *dns.Msg) { m.Question = nil }), dns.RcodeFormatError},
+		{"two questions", edit(func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }), dns.RcodeFormatError},
+		{"a zone transfer", edit(func(m *dns.Msg) { m.Question[0].Qtype = dns.TypeAXFR }), dns.RcodeRefused},
+		{"another class", edit(func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }), dns.RcodeRefused},
+		{"EDNS of the future", edit(func(m *dns.Msg) { m.SetEdns0(1232, false); m.IsEdns0().SetVersion(1) }), dns.RcodeBadVers},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn := dialUDP(t, s)
+			if _, err := conn.Write(c.wire); err != nil {
+				t.Fatal(err)
+			}
+			if c.rcode < 0 { // the next question's answer is the first that comes
+				if _, err := conn.Write(edit(func(m *dns.Msg) { m.Id = 4711 })); err != nil {
+					t.Fatal(err)
+				}
+			}
+			buffer := make([]byte, 4096)
+			_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+			n, err := conn.Read(buffer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got dns.Msg
+			if err := got.Unpack(buffer[:n]); err != nil {
+				t.Fatal(err)
+			}
+			if c.rcode < 0 && got.Id != 4711 || c.rcode >= 0 && (got.Rcode != c.rcode || n > len(c.wire)) || !got.Response {
+				t.Errorf("%d bytes: %v", n, got)
+			}
+		})
+	}
+}
+
+func TestAskingForEverythingIsNotForwardedByUDP(t *testing.T) {
+	up := newResolver(t, records("x.example. 60 IN A 1.2.3.4"))
+	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
+	if got := ask(t, s, "x.example.", dns.TypeANY); !got.Truncated || len(got.Answer) != 0 || up.asked.Load() != 0 {
+		t.Error(got)
+	}
+}
+
+func TestFloodOfForwardedQuestionsLeavesTheMeshServed(t *testing.T) {
+	up := newResolver(t, silent)
+	s := start(t, Config{ResolvConf: resolvConfOf(t, up), ForwardTimeout: 3 * time.Second}, meshTable())
+	conn := dialUDP(t, s)
+	for i := range 3000 {
+		m := new(dns.Msg)
+		m.SetQuestion(fmt.Sprintf("n%d.example.", i), dns.TypeA)
+		wire, _ := m.Pack()
+		if _, err := conn.Write(wire); err != nil {
+			t.Fatal(err)
+		}
+		if i%100 == 99 {
+			if got := ask(t, s, "web.", dns.TypeA); len(got.Answer) != 1 {
+				t.Fatal(got)
+			}
+		}
+	}
+	s.forward.mu.Lock()
+	flights := len(s.forward.flights)
+	s.forward.mu.Unlock()
+	if flights > mostFlights || len(s.slots) > mostWaiting {
+		t.Errorf("%d flights, %d wait", flights, len(s.slots))
+	}
+}
+
+func TestConnectionsAreBoundedAndAnswerManyQuestions(t *testing.T) {
+	s := start(t, Config{ResolvConf: resolvConfOf(t)}, meshTable())
+	m := new(dns.Msg)
+	m.SetQuestion("web.", dns.TypeA)
+	wire, _ := m.Pack()
+	framed := append(binary.BigEndian.AppendUint16(nil, uint16(len(wire))), wire...)
+	var conns []net.Conn
+	for range mostConnections + 20 {
+		conn, err := net.Dial("tcp", s.Addresses()[0].String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		conns = append(conns, conn)
+	}
+	for range 3 {
+		_, _ = conns[0].Write(framed)
+		_ = conns[0].SetReadDeadline(time.Now().Add(10 * time.Second))
+		if answer, err := readFramed(conns[0]); err != nil || len(answer) <= len(wire) {
+			t.Fatal(len(answer), err)
+		}
+	}
+	last := conns[len(conns)-1]
+	_ = last.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := last.Read(make([]byte, 1)); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {
+		t.Errorf("one too many is held: %v", err)
+	}
+	if testutil.ToFloat64(s.metrics.dropped.WithLabelValues(dropCrowd)) == 0 {
+		t.Error("it is not counted")
+	}
+}
+
+func TestLocalhostMeansBothFamiliesAndATakenPortIsTold(t *testing.T) {
+	config := Config{Listen: []string{"localhost:0"}, ResolvConf: resolvConfOf(t)}
+	s, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(s.sockets)
+	if s.Addresses()[0].Addr() != netip.MustParseAddr("127.0.0.1") {
+		t.Error(s.Addresses())
+	}
+	config.Listen = []string{s.Addresses()[0].String()}
+	if _, err := New(config); err == nil || !strings.Contains(err.Error(), config.Listen[0]) {
+		t.Error(err)
+	}
+	for _, listen := range [][]string{nil, {"nothing"}, {"127.0.0.1:x"}} {
+		if _, err := New(Config{Listen: listen, ResolvConf: config.ResolvConf}); err == nil {
+			t.Errorf("%q is taken", listen)
+		}
+	}
+}
+
+func TestItEndsAtOnceWithQuestionsOnTheirWay(t *testing.T) {
+	up := newResolver(t, silent)
+	s, err := New(Config{Listen: []string{"127.0.0.1:0"}, ResolvConf: resolvConfOf(t, up), ForwardTimeout: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetNames(noNames)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	for i := range 10 {
+		m := new(dns.Msg)
+		m.SetQuestion(fmt.Sprintf("n%d.example.", i), dns.TypeA)
+		wire, _ := m.Pack()
+		_, _ = dialUDP(t, s).Write(wire)
+	}
+	for deadline := time.Now().Add(10 * time.Second); up.asked.Load() < 10 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not end")
+	}
+}
+
+func FuzzQuestion(f *testing.F) {
+	for _, name := range []string{"web.", "x.example.", "1.0.96.10.in-addr.arpa.", "_http._tcp.web.", "."} {
+		for _, qtype := range []uint16{dns.TypeA, dns.TypePTR, dns.TypeSRV, dns.TypeANY, dns.TypeHTTPS} {
+			m := new(dns.Msg)
+			m.SetQuestion(name, qtype).SetEdns0(1232, true)
+			wire, _ := m.Pack()
+			f.Add(wire, false)
+			f.Add(wire, true)
+		}
+	}
+	s := &Server{config: Config{}.withDefaults(), metrics: newMetrics(), conf: &confFile{path: "/nonexistent"}}
+	s.forward = &forwarder{cache: newCache(10, 1000, time.Now)}
+	s.index.Store(newIndex(meshTable(), "shop", []string{"shop.svc.cluster.local."}))
+	f.Fuzz(func(t *testing.T, wire []byte, tcp bool) {
+		q, out := s.take(wire, tcp)
+		if len(out) == 0 {
+			return
+		}
+		var m dns.Msg
+		if err := m.Unpack(out); err != nil || !m.Response || m.Id != binary.BigEndian.Uint16(wire) {
+			t.Fatalf("%v: %v", err, m)
+		}
+		if q != nil && len(out) > q.size {
+			t.Fatalf("%d bytes for one who takes %d", len(out), q.size)
+		}
+	})
+}
+
+func FuzzAnswerOfAResolver(f *testing.F) {
+	m := new(dns.Msg)
+	m.SetQuestion("x.example.", dns.TypeA)
+	for _, line := range []string{"x.example. 60 IN CNAME y.example.", "y.example. 60 IN A 1.2.3.4"} {
+		rr, _ := dns.NewRR(line)
+		m.Answer = append(m.Answer, rr)
+	}
+	m.Response = true
+	m.Compress = true
+	wire, _ := m.Pack()
+	f.Add(wire)
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		_, _ = findTTLs(wire)
+		got := new(dns.Msg)
+		if got.Unpack(wire) != nil || len(got.Question) != 1 {
+			return
+		}
+		now := time.Now()
+		a, err := newAnswer(onTopic(got), "r", false, now)
+		if err != nil {
+			return
+		}
+		asked := &query{id: 7, size: smallestUDP, edns: true, spelling: []byte("\x01X\x07example\x00")}
+		out := a.write(asked, now.Add(time.Minute))
+		var again dns.Msg
+		if len(out) > smallestUDP || len(out) > 0 && again.Unpack(out) != nil {
+			t.Fatalf("%d bytes: %v", len(out), again)
+		}
+	})
+}
+
+func FuzzResolvConf(f *testing.F) {
+	f.Add([]byte("# x\nnameserver 10.0.0.1\nnameserver fe80::1%eth0\nsearch a b.c\noptions ndots:5 rotate use-vc\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		conf := parseResolvConf(text)
+		if len(conf.servers) > mostResolvers || len(conf.search) > mostSearchDomains || conf.ndots < 0 || conf.ndots > 15 {
+			t.Fatalf("%+v", conf)
+		}
+	})
+}
+
+func BenchmarkMeshName(b *testing.B) { benchmark(b, "web.shop.svc.cluster.local.") }
+
+func BenchmarkCachedAnswer(b *testing.B) { benchmark(b, "x.example.") }
+
+// benchmark leaves out the network, which costs both the same.
+func benchmark(b *testing.B, name string) {
+	up := newResolver(b, records("x.example. 3600 IN A 1.2.3.4"))
+	s := start(b, Config{ResolvConf: resolvConfOf(b, up)}, meshTable())
+	ask(b, s, name, dns.TypeA)
+	m := new(dns.Msg)
+	m.SetQuestion(name, dns.TypeA).SetEdns0(1232, false)
+	wire, _ := m.Pack()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, out := s.take(wire, false); len(out) == 0 {
+			b.Fatal("no answer")
+		}
+	}
+}
+
+// BenchmarkOverUDP is a question and its answer through the kernel, with several clients.
+func BenchmarkOverUDP(b *testing.B) {
+	s := start(b, Config{ResolvConf: resolvConfOf(b)}, meshTable())
+	m := new(dns.Msg)
+	m.SetQuestion("web.", dns.TypeA)
+	wire, _ := m.Pack()
+	clients := sync.Pool{New: func() any { return dialUDP(b, s) }}
+	b.RunParallel(func(pb *testing.PB) {
+		conn := clients.Get().(net.Conn)
+		defer clients.Put(conn)
+		buffer := make([]byte, 512)
+		for pb.Next() {
+			_, _ = conn.Write(wire)
+			if _, err := conn.Read(buffer); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
