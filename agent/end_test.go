@@ -284,6 +284,33 @@ func TestOrderToEndAfterPOSTDrainIsCarriedOutAtOnce(t *testing.T) {
 	}
 }
 
+// TestProxyThatWasToldToDrainServesOnUntilItIsToldToEnd: an application that ends before its sidecar may take longer than
+// Envoy's drain, which closes the listeners at its end unless told otherwise.
+func TestProxyThatWasToldToDrainServesOnUntilItIsToldToEnd(t *testing.T) {
+	t.Parallel()
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			s := newSlowSetup(t, fmt.Sprintf("127.143.3.%d", n+1))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version),
+				fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, drainDuration: 1s}`, s.cp.address))
+			r := s.start(t)
+			r.waitReady()
+			if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
+				t.Fatalf("POST /drain: %d %s %v", code, body, err)
+			}
+			r.waitState(Draining)
+			for began := time.Now(); time.Since(began) < 3*time.Second; time.Sleep(100 * time.Millisecond) {
+				if got := r.get(0); got.code != 200 {
+					t.Fatalf("%v into the drain: %+v", time.Since(began), got)
+				}
+			}
+			r.signal(syscall.SIGTERM)
+			r.endsWith(0)
+		})
+	}
+}
+
 func TestProxyThatHasServedNobodyIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.102.8.1") // and no control plane

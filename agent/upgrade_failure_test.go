@@ -118,6 +118,8 @@ func TestUpgradeIsRefusedWithTheReason(t *testing.T) {
 	for want, args := range map[string][]string{
 		"no such file":                {"--envoy-path", "/nowhere/envoy"},
 		"cannot be used as Envoy":     {"--envoy-path", "/bin/true"},
+		"is a directory":              {"--envoy-path", "."},
+		"is not executable":           {"--envoy-path", "var/run/secrets/tokens/istio-token"},
 		"started without hot restart": {"--envoy-path", testenv.Envoy(t), "--way", hotRestart},
 		"no such field":               {"--envoy-path", picky},
 	} {
