@@ -230,13 +230,15 @@ func (s *DirStore) unsaid() []unsaid {
 
 // keep writes down what would be lost in a restart. That it cannot is told once: all stays in force in this process.
 func (s *DirStore) keep() {
-	failure := ""
-	if err := s.last.save(s.unsaid()); err != nil {
+	documents, failure := s.unsaid(), ""
+	if err := s.last.save(documents); err != nil {
 		failure = err.Error()
 	}
 	if failure != "" && failure != s.last.failure {
 		s.log.Warn("the last good versions of refused documents cannot be kept for a restart: mend the documents before one, or the file's directory",
 			"file", s.last.file, "err", failure)
 	}
-	s.last.failure = failure
+	if failure != "" || len(documents) > 0 { // to have had nothing to write shows nothing
+		s.last.failure = failure
+	}
 }
