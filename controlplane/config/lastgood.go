@@ -228,11 +228,20 @@ func (s *DirStore) unsaid() []unsaid {
 	return documents
 }
 
+// withoutPath leaves out the name of a temporary file, which differs from try to try.
+func withoutPath(err error) string {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		return at.Op + ": " + at.Err.Error()
+	}
+	return err.Error()
+}
+
 // keep writes down what would be lost in a restart. That it cannot is told once: all stays in force in this process.
 func (s *DirStore) keep() {
 	documents, failure := s.unsaid(), ""
 	if err := s.last.save(documents); err != nil {
-		failure = err.Error()
+		failure = withoutPath(err)
 	}
 	if failure != "" && failure != s.last.failure {
 		s.log.Warn("the last good versions of refused documents cannot be kept for a restart: mend the documents before one, or the file's directory",
