@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
@@ -85,8 +86,12 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	s.write(t, "unknown.json", `{"static_resorces": {}}`)
 	s.write(t, "harmful.json", `[{"op": "remove", "path": "/dynamic_resources"}]`)
 	s.write(t, "template.json", `{"node": {"id": "{{ .nodeID }}"}}`)
+	if err := syscall.Mkfifo(filepath.Join(s.dir, "pipe.json"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	env := s.env
 	for setting, want := range map[string]string{
+		"ISTIO_BOOTSTRAP_OVERRIDE=pipe.json":             "pipe.json is no file",
 		"ISTIO_BOOTSTRAP_OVERRIDE=missing.json":          "missing.json: no such file",
 		"ISTIO_BOOTSTRAP_OVERRIDE=broken.json":           "broken.json",
 		"ISTIO_BOOTSTRAP_OVERRIDE=unknown.json":          "static_resorces",
@@ -152,12 +157,16 @@ func TestWrongUseOfTheCommandsIsTold(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.6.3")
 	for line, want := range map[string]string{
-		"config -o xml":               "table, json or yaml",
-		"bootstrap -o table":          "json or yaml",
-		"bootstrap --grpc --validate": "one of them",
-		"config ztunnel":              "an agent of its own",
-		"bootstrap a b":               "--help",
-		"config --concurency 2":       "--concurency",
+		"config -o xml":                             "table, json or yaml",
+		"upgrade":                                   "--envoy-path",
+		"upgrade --envoy-path x --way by-magic":     "--way",
+		"upgrade --envoy-path x --keep -1s":         "--keep -1s",
+		"upgrade --envoy-path x --ready-within -1s": "--ready-within -1s",
+		"bootstrap -o table":                        "json or yaml",
+		"bootstrap --grpc --validate":               "one of them",
+		"config ztunnel":                            "an agent of its own",
+		"bootstrap a b":                             "--help",
+		"config --concurency 2":                     "--concurency",
 	} {
 		if out, errOut, code := s.ask(t, strings.Fields(line)...); code != 2 || out != "" || !strings.Contains(errOut, want) {
 			t.Errorf("%s: code %d, %s%s; want 2 and %q", line, code, out, errOut, want)

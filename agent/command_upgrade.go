@@ -39,13 +39,10 @@ func newUpgradeCommand() *cobra.Command {
 		Example: "  pilotfish-agent upgrade --envoy-path /opt/envoy/1.40.0/envoy\n  pilotfish-agent upgrade --envoy-path ./envoy --keep 5m --wait",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.Path == "" {
-				return usagef("which Envoy? name it with --envoy-path")
+			err := o.check()
+			if err != nil {
+				return err
 			}
-			if o.Way != "" && o.Way != hotRestart && o.Way != handOver {
-				return usagef("--way %q is not known; use %s or %s", o.Way, hotRestart, handOver)
-			}
-			var err error
 			if o.Path, err = filepath.Abs(o.Path); err != nil { // the agent may stand elsewhere
 				return err
 			}
@@ -69,6 +66,21 @@ func newUpgradeCommand() *cobra.Command {
 	own.addTo(f)
 	f.SortFlags = false
 	return c
+}
+
+// check finds what the command line has wrong.
+func (o upgradeOrder) check() error {
+	switch {
+	case o.Path == "":
+		return usagef("which Envoy? name it with --envoy-path")
+	case o.Way != "" && o.Way != hotRestart && o.Way != handOver:
+		return usagef("--way %q is not known; use %s or %s", o.Way, hotRestart, handOver)
+	case o.ReadyWithin <= 0:
+		return usagef("--ready-within %v: write a time above zero, as 30s", o.ReadyWithin)
+	case o.Keep < 0:
+		return usagef("--keep %v: write a time, as 5m; leave it out for the drain time", o.Keep)
+	}
+	return nil
 }
 
 // requestUpgrade gives the order. How long it takes is bounded by the order itself.

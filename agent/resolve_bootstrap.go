@@ -79,6 +79,10 @@ func (r *resolver) bootstrapFile(setting, file, source string) []byte {
 }
 
 func readAtMost(file string, limit int64) ([]byte, error) {
+	// A pipe that nobody writes to would be waited for without end.
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no file (%s)", file, info.Mode().Type())
+	}
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
