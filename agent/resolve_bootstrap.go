@@ -80,7 +80,7 @@ func (r *resolver) bootstrapFile(setting, file, source string) []byte {
 
 func readAtMost(file string, limit int64) ([]byte, error) {
 	// A pipe that nobody writes to would be waited for without end.
-	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
 		return nil, fmt.Errorf("%s is no file (%s)", file, info.Mode().Type())
 	}
 	f, err := os.Open(file)
