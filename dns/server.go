@@ -247,7 +247,7 @@ func listen(address string) ([]socket, error) {
 
 func listenAt(address string) (socket, error) {
 	var err error
-	for range 10 { // a port that was drawn for UDP may be taken for TCP
+	for range 10 { // a port that was drawn for TCP may be taken for UDP
 		var s socket
 		if s, err = tryListen(address); err == nil {
 			return s, nil
@@ -259,18 +259,19 @@ func listenAt(address string) (socket, error) {
 	return socket{}, fmt.Errorf("DNS at %s: %w; see which process has that port, or set another one", address, err)
 }
 
+// tryListen has TCP draw the port, if one is to be drawn: many more are taken there, by connections.
 func tryListen(address string) (socket, error) {
-	at, err := net.ResolveUDPAddr("udp", address)
+	at, err := net.ResolveTCPAddr("tcp", address)
 	if err != nil {
 		return socket{}, err
 	}
-	udp, err := net.ListenUDP("udp", at)
+	tcp, err := net.ListenTCP("tcp", at)
 	if err != nil {
 		return socket{}, err
 	}
-	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(udp.LocalAddr().(*net.UDPAddr).AddrPort()))
+	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(tcp.Addr().(*net.TCPAddr).AddrPort()))
 	if err != nil {
-		_ = udp.Close()
+		_ = tcp.Close()
 		return socket{}, err
 	}
 	return socket{udp: udp, tcp: tcp}, nil
