@@ -19,6 +19,8 @@ const (
 	// maxTypes bounds the types that are told apart, and maxPending the responses that wait for an answer.
 	maxTypes   = 64
 	maxPending = 32
+	// mostTold bounds the addresses of which it is remembered why they cannot be reached.
+	mostTold = 2 * mostTargets
 
 	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
@@ -36,6 +38,8 @@ type ledger struct {
 	upstream     string
 	since        time.Time
 	reason       string
+	// told are the reasons that were logged, by address, since there was a connection last.
+	told         map[string]string
 	lastResponse time.Time
 	envoy        bool
 	protocol     string
@@ -58,7 +62,7 @@ type account struct {
 type sent struct{ nonce, version string }
 
 func newLedger(now func() time.Time, log *slog.Logger) *ledger {
-	return &ledger{now: now, log: log, metrics: newMetrics(), began: now(), since: now(), types: make(map[string]*account), envoys: make(map[int32]*envoyBook)}
+	return &ledger{now: now, log: log, metrics: newMetrics(), began: now(), since: now(), types: make(map[string]*account), told: make(map[string]string), envoys: make(map[int32]*envoyBook)}
 }
 
 // account finds the account of a type; the caller holds the lock.
@@ -92,6 +96,7 @@ func (l *ledger) connected(address string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.upstream, l.reason = address, ""
+	clear(l.told)
 	if !l.isConnected {
 		l.isConnected, l.since = true, l.now()
 		l.log.Info("connected to the control plane", "address", address, "protocol", l.protocol)
@@ -102,7 +107,11 @@ func (l *ledger) disconnected(address string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	reason := describe(err)
-	if l.isConnected || reason != l.reason { // once a cause, not once an attempt
+	if l.isConnected || reason != l.told[address] { // once a cause, not once an attempt
+		if len(l.told) >= mostTold {
+			clear(l.told)
+		}
+		l.told[address] = reason
 		l.log.Warn("not connected to the control plane", "address", address, "reason", reason)
 	}
 	l.upstream, l.reason = address, reason

@@ -13,8 +13,8 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"math"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -46,19 +46,28 @@ type Config struct {
 	// AllowedUIDs are the users that may connect; nil is this process's own, root, and 1337.
 	AllowedUIDs []uint32
 
-	// Upstreams are the control plane's addresses, host:port; they are tried in turn, beginning anywhere.
+	// Upstreams are the control plane's addresses, host:port. All that a name stands for are addresses of the control plane,
+	// looked up anew whenever a connection is to be made; they are tried in an order of chance. The certificate that a
+	// server shows has to be for the name, unless Server says another.
 	Upstreams []string
+	// Lookup finds the addresses of a name; nil is the system's resolver.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 	// Server says how they are verified, and what the relay shows of itself: TLS or plaintext, token, headers.
 	Server
 
 	// KeepaliveInterval and KeepaliveTimeout detect a control plane that has gone without a word; zero is 30 s and 10 s.
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
-	// ConnectTimeout bounds one attempt at one address; zero is 5 s.
-	ConnectTimeout time.Duration
+	// ConnectTimeout bounds one attempt at one address; zero is 5 s. After Stagger, the next address is tried beside it;
+	// zero is 500 ms.
+	ConnectTimeout, Stagger time.Duration
 	// MinRetry and MaxRetry bound the wait between attempts to connect while nobody answers; zero is 50 ms and 600 ms.
 	// A control plane that answers and refuses is left alone for up to MaxRefused; zero is 5 s.
 	MinRetry, MaxRetry, MaxRefused time.Duration
+
+	// MaxRequest and MaxResponse bound one message of Envoy and one of the control plane, in bytes. Zero is 64 MiB and
+	// 256 MiB: a message is held once, while it is passed on.
+	MaxRequest, MaxResponse int
 
 	// LossLimit is how long the control plane may be lost before that makes the proxy unready; zero is for ever.
 	LossLimit time.Duration
@@ -91,19 +100,25 @@ func (c *Config) setDefaults() error {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
+	if c.Lookup == nil {
+		c.Lookup = lookupHost
+	}
 	if c.SocketMode == 0 {
 		c.SocketMode = 0o600
 	}
 	orDefault(&c.KeepaliveInterval, 30*time.Second)
 	orDefault(&c.KeepaliveTimeout, 10*time.Second)
 	orDefault(&c.ConnectTimeout, 5*time.Second)
+	orDefault(&c.Stagger, 500*time.Millisecond)
 	orDefault(&c.MinRetry, 50*time.Millisecond)
 	orDefault(&c.MaxRetry, 600*time.Millisecond)
 	orDefault(&c.MaxRefused, 5*time.Second)
+	orDefault(&c.MaxRequest, 64<<20)
+	orDefault(&c.MaxResponse, 256<<20)
 	return nil
 }
 
-func orDefault(d *time.Duration, value time.Duration) {
+func orDefault[T int | time.Duration](d *T, value T) {
 	if *d <= 0 {
 		*d = value
 	}
@@ -165,7 +180,7 @@ func (r *Relay) server() *grpc.Server {
 	server := grpc.NewServer(
 		grpc.Creds(uds.ServerCredentials(r.config.AllowedUIDs, r.log)),
 		grpc.ForceServerCodecV2(codec{}),
-		grpc.MaxRecvMsgSize(math.MaxInt32),
+		grpc.MaxRecvMsgSize(r.config.MaxRequest),
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)

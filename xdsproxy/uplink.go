@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -23,9 +22,8 @@ type uplink struct {
 	book   *ledger
 	// ready hands over the connection; whoever takes it gives it back through lease.release.
 	ready chan *lease
-	// addresses are tried in turn.
-	addresses []string
-	next      int
+	// lost is the target that was tried or used last without success.
+	lost target
 	// silence grows while nobody answers, refusals while somebody answers and refuses.
 	silence, refusals dial.Backoff
 }
@@ -52,55 +50,102 @@ const (
 func (l *lease) release(o outcome) { l.done <- o }
 
 func newUplink(config Config, book *ledger) *uplink {
-	addresses := append([]string(nil), config.Upstreams...)
-	rand.Shuffle(len(addresses), func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
 	return &uplink{
-		config:    config,
-		book:      book,
-		ready:     make(chan *lease),
-		addresses: addresses,
-		silence:   dial.Backoff{Min: config.MinRetry, Max: config.MaxRetry},
-		refusals:  dial.Backoff{Min: config.MinRetry, Max: config.MaxRefused},
+		config:   config,
+		book:     book,
+		ready:    make(chan *lease),
+		silence:  dial.Backoff{Min: config.MinRetry, Max: config.MaxRetry},
+		refusals: dial.Backoff{Min: config.MinRetry, Max: config.MaxRefused},
 	}
 }
 
 // run connects, again and again, until the context ends.
 func (u *uplink) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		conn, address, err := u.connectAny(ctx)
+		c, err := u.connectAny(ctx)
 		if err != nil {
 			sleep(ctx, u.silence.Next())
 			continue
 		}
 		u.silence.Reset()
-		u.serve(ctx, conn, address)
+		u.serve(ctx, c)
 	}
 }
 
-// connectAny tries each address once.
-func (u *uplink) connectAny(ctx context.Context) (conn *grpc.ClientConn, address string, err error) {
-	for range u.addresses {
-		address = u.addresses[u.next]
-		if conn, err = u.connect(ctx, address); err == nil {
-			return conn, address, nil
+// connection is one that was found good: its server has shown its certificate, and speaks HTTP/2.
+type connection struct {
+	conn   *grpc.ClientConn
+	target target
+	err    error
+}
+
+// connectAny tries the targets until one answers. The next one is tried when an attempt has failed, and also when it takes
+// long: an address from which nothing comes back must not keep the agent from the one that works.
+func (u *uplink) connectAny(ctx context.Context) (connection, error) {
+	targets, err := u.targets(ctx)
+	if err != nil {
+		return connection{}, err
+	}
+	attempts, cancel := context.WithCancel(ctx)
+	results := make(chan connection, len(targets))
+	running := 0
+	defer func() {
+		cancel()
+		for ; running > 0; running-- { // what comes in after the first
+			if late := <-results; late.err == nil {
+				_ = late.conn.Close()
+			}
 		}
-		u.advance()
+	}()
+	for {
+		if len(targets) > 0 {
+			t := targets[0]
+			targets = targets[1:]
+			running++
+			go func() { results <- u.connect(attempts, t) }()
+		}
+		c, ok := next(results, len(targets) > 0, u.config.Stagger)
+		if !ok {
+			continue
+		}
+		running--
+		if c.err == nil {
+			return c, nil
+		}
 		if ctx.Err() != nil {
-			return nil, "", err
+			return connection{}, ctx.Err()
 		}
-		u.book.connectFailed(address, err)
+		u.lost, err = c.target, c.err
+		u.book.connectFailed(c.target.String(), c.err)
+		if running == 0 && len(targets) == 0 {
+			return connection{}, err
+		}
 	}
-	return nil, "", err
 }
 
-func (u *uplink) advance() { u.next = (u.next + 1) % len(u.addresses) }
+// next waits for a result, if there are more targets only for so long.
+func next(results <-chan connection, more bool, stagger time.Duration) (c connection, ok bool) {
+	if !more {
+		return <-results, true
+	}
+	timer := time.NewTimer(stagger)
+	defer timer.Stop()
+	select {
+	case c = <-results:
+		return c, true
+	case <-timer.C:
+		return c, false
+	}
+}
 
 // serve hands the connection to streams for as long as it is good.
-func (u *uplink) serve(ctx context.Context, conn *grpc.ClientConn, address string) {
+func (u *uplink) serve(ctx context.Context, c connection) {
+	conn := c.conn
 	defer func() { _ = conn.Close() }()
 	for {
-		l := &lease{conn: conn, address: address, done: make(chan outcome, 1)}
+		l := &lease{conn: conn, address: c.target.String(), done: make(chan outcome, 1)}
 		if !u.offer(ctx, l) {
+			u.lost = c.target
 			return
 		}
 		switch <-l.done {
@@ -110,10 +155,11 @@ func (u *uplink) serve(ctx context.Context, conn *grpc.ClientConn, address strin
 				return
 			}
 		case broken:
+			u.lost = c.target
 			u.refusals.Reset()
 			return
 		case refused:
-			u.advance()
+			u.lost = c.target
 			_ = conn.Close()
 			sleep(ctx, u.refusals.Next())
 			return
@@ -145,18 +191,24 @@ func (u *uplink) offer(ctx context.Context, l *lease) (taken bool) {
 	}
 }
 
-// connect makes one attempt at one address. It does not even begin without the token: nobody would be let in.
-func (u *uplink) connect(ctx context.Context, address string) (*grpc.ClientConn, error) {
+// connect makes one attempt at one target. It does not even begin without the token: nobody would be let in.
+func (u *uplink) connect(ctx context.Context, t target) connection {
 	if _, err := u.config.Server.Header(); err != nil {
-		return nil, err
+		return connection{target: t, err: err}
 	}
-	return u.config.Server.Connect(ctx, address, u.config.ConnectTimeout,
+	options := []grpc.DialOption{
 		grpc.WithDefaultCallOptions(
 			grpc.ForceCodecV2(codec{}),
-			grpc.MaxCallRecvMsgSize(math.MaxInt32),
+			grpc.MaxCallRecvMsgSize(u.config.MaxResponse),
 			grpc.MaxCallSendMsgSize(math.MaxInt32)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: u.config.KeepaliveInterval, Timeout: u.config.KeepaliveTimeout}),
-		grpc.WithDisableRetry())
+		grpc.WithDisableRetry(),
+	}
+	if u.config.TLS.ServerName == "" { // which is the authority otherwise
+		options = append(options, grpc.WithAuthority(t.name))
+	}
+	conn, err := u.config.Server.Connect(ctx, t.address, u.config.ConnectTimeout, options...)
+	return connection{conn: conn, target: t, err: err}
 }
 
 // open begins a stream on a connection.
