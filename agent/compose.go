@@ -13,16 +13,17 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 	c := a.Config.ControlPlane
 	return xdsproxy.New(xdsproxy.Config{
 		Socket:    c.Socket,
-		Upstreams: []string{c.Address},
+		Upstreams: c.addresses(),
 		Server: xdsproxy.Server{
 			Plaintext: c.Plaintext,
-			TLS:       xdsproxy.TLS{RootFile: c.RootFile, ServerName: c.ServerName},
+			TLS:       xdsproxy.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile},
 			TokenFile: c.TokenFile,
 			ClusterID: a.Config.Identity.ClusterID,
 			Headers:   c.Headers,
 		},
 		KeepaliveInterval: c.KeepaliveInterval,
 		KeepaliveTimeout:  c.KeepaliveTimeout,
+		MaxRequest:        c.MaxRequest,
 		LossLimit:         a.Config.Health.LossLimit,
 		Logger:            a.Logger.With("part", "xds"),
 		Metrics:           a.metrics,

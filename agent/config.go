@@ -108,21 +108,6 @@ func (c BootstrapConfig) author() string {
 	return c.CustomFile
 }
 
-// ControlPlaneConfig says where configuration comes from.
-type ControlPlaneConfig struct {
-	Address           string
-	Plaintext         bool
-	RootFile          string // SYSTEM for the system's roots
-	ServerName        string
-	SANs              []string
-	TokenFile         string // empty for none
-	Headers           map[string]string
-	SotW              bool
-	Socket            string
-	KeepaliveInterval time.Duration
-	KeepaliveTimeout  time.Duration
-}
-
 // CertificateConfig says where certificates come from.
 type CertificateConfig struct {
 	Address    string

@@ -178,33 +178,14 @@ func (r *resolver) annotations() error {
 	return nil
 }
 
-func (r *resolver) controlPlane() {
-	c := &r.config.ControlPlane
-	c.Address = r.config.Proxy.GetDiscoveryAddress()
-	if err := checkHostPort(c.Address); err != nil {
-		r.env.errs = append(r.env.errs, fmt.Errorf("discoveryAddress (%s): %q: %w",
-			r.layers.source("discovery_address"), c.Address, err))
-		return
-	}
-	c.Plaintext = r.plaintext(c.Address)
-	r.env.note("controlPlane.plaintext", c.Plaintext, "controlPlaneAuthPolicy and the port of discoveryAddress")
-	c.TokenFile = r.tokenFile()
-	c.RootFile = r.env.text("controlPlane.rootFile", "XDS_ROOT_CA", r.defaultRoot(), r.env.origin("PILOT_CERT_PROVIDER"))
-	c.ServerName = r.env.text("controlPlane.serverName", "ISTIOD_SAN", hostOf(c.Address), "discoveryAddress")
-	if san := r.env.vars["ISTIOD_SAN"]; san != "" {
-		c.SANs = []string{san}
-	}
-	c.Headers = r.env.headers("XDS_HEADER_")
-	c.SotW = !r.env.boolean("controlPlane.delta", "ISTIO_DELTA_XDS", true)
-	c.Socket = socketPath(cmp.Or(r.config.Proxy.GetConfigPath(), defaultConfigPath), "XDS")
-	r.env.note("controlPlane.socket", c.Socket, "configPath")
-	c.KeepaliveInterval = r.env.duration("controlPlane.keepaliveInterval", "GRPC_KEEPALIVE_INTERVAL", 30*time.Second)
-	c.KeepaliveTimeout = r.env.duration("controlPlane.keepaliveTimeout", "GRPC_KEEPALIVE_TIMEOUT", 10*time.Second)
-}
-
 // plaintext is how Istio's agent decides it: by the policy, or by the port that never has TLS.
 func (r *resolver) plaintext(address string) bool {
-	return r.config.Proxy.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE || strings.HasSuffix(address, ":15010")
+	for one := range strings.SplitSeq(address, ",") {
+		if !strings.HasSuffix(strings.TrimSpace(one), ":15010") {
+			return r.config.Proxy.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE
+		}
+	}
+	return true
 }
 
 func (r *resolver) tokenFile() string {
@@ -235,12 +216,12 @@ func (r *resolver) certificates() {
 	c := &r.config.Certificates
 	r.provider()
 	c.Address = r.env.text("certificates.address", "CA_ADDR", r.config.ControlPlane.Address, "discoveryAddress")
-	if err := checkHostPort(c.Address); err != nil && c.Address != r.config.ControlPlane.Address {
+	if err := checkAddresses(c.Address); err != nil && c.Address != r.config.ControlPlane.Address {
 		r.env.refuse("CA_ADDR", c.Address, err.Error())
 	}
 	c.Plaintext = r.plaintext(c.Address)
 	c.RootFile = r.env.text("certificates.rootFile", "CA_ROOT_CA", r.defaultRoot(), r.env.origin("PILOT_CERT_PROVIDER"))
-	c.ServerName = hostOf(c.Address)
+	c.ServerName = nameOf(c.Address)
 	if c.Address == r.config.ControlPlane.Address {
 		c.ServerName = r.config.ControlPlane.ServerName
 	}

@@ -12,14 +12,10 @@ import (
 // each with the value that asks for no more than what happens anyway.
 var unsupported = map[string]string{
 	"OUTPUT_CERTS":                                   "",
-	"PROV_CERT":                                      "",
-	"FILE_MOUNTED_CERTS":                             "false",
 	"PKCS8_KEY":                                      "false",
 	"FILE_DEBOUNCE_DURATION":                         "100ms",
-	"ISTIO_GPRC_MAXRECVMSGSIZE":                      "4194304",
 	"CREDENTIAL_FETCHER_TYPE":                        "JWT",
 	"COMPLIANCE_POLICY":                              "",
-	"PROXY_CONFIG_XDS_AGENT":                         "false",
 	"PEER_METADATA_DISCOVERY":                        "false",
 	"ISTIO_META_DNS_CAPTURE":                         "false",
 	"ISTIO_META_ENABLE_DNS_SERVER":                   "false",
@@ -48,6 +44,7 @@ var knownVariables = []string{
 	"CA_ADDR", "CA_PROVIDER", "CA_ROOT_CA", "XDS_ROOT_CA", "ISTIOD_SAN", "JWT_POLICY", "PILOT_CERT_PROVIDER",
 	"SECRET_TTL", "SECRET_GRACE_PERIOD_RATIO", "SECRET_GRACE_PERIOD_RATIO_JITTER", "WORKLOAD_RSA_KEY_SIZE",
 	"ECC_SIGNATURE_ALGORITHM", "ECC_CURVE", "WORKLOAD_IDENTITY_SOCKET_FILE",
+	"PROV_CERT", "FILE_MOUNTED_CERTS", "ISTIO_GPRC_MAXRECVMSGSIZE", "PROXY_CONFIG_XDS_AGENT",
 	"GRPC_KEEPALIVE_INTERVAL", "GRPC_KEEPALIVE_TIMEOUT", "ISTIO_DELTA_XDS",
 	"DISABLE_ENVOY", "TERMINATION_GRACE_PERIOD", "TERMINATION_MESSAGE_PATH", "PRE_DRAIN_DELAY", "MINIMUM_DRAIN_DURATION", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS",
 	"ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT", "PILOT_AGENT_MERGE_ENVOY_STATS", "ISTIO_DUAL_STACK",

@@ -52,8 +52,9 @@ func (b *envoyBook) acknowledge(a *account) {
 
 // What a person can do.
 const (
-	reachRemedy = "see that the control plane runs, that discoveryAddress is right, and that root certificate and token are in place"
-	mendRemedy  = "mend the configuration that the reason names; the control plane sends it anew"
+	reachRemedy      = "see that the control plane runs, that discoveryAddress is right, and that root certificate and token are in place"
+	credentialRemedy = "see that what renews the token or the client certificate works"
+	mendRemedy       = "mend the configuration that the reason names; the control plane sends it anew"
 )
 
 func (l *ledger) condition(process int32, lossLimit time.Duration) health.Condition {

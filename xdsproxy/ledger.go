@@ -32,12 +32,12 @@ type ledger struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	began        time.Time
-	mu           sync.Mutex
-	isConnected  bool
-	upstream     string
-	since        time.Time
-	reason       string
+	began       time.Time
+	mu          sync.Mutex
+	isConnected bool
+	upstream    string
+	since       time.Time
+	reason      string
 	// told are the reasons that were logged, by address, since there was a connection last.
 	told         map[string]string
 	lastResponse time.Time

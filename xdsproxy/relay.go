@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -131,6 +132,8 @@ type Relay struct {
 	book   *ledger
 	uplink *uplink
 	report healthOfApp
+	// credentials are what the uplink proves itself with.
+	credentials *credentialWatch
 
 	mu      sync.Mutex
 	current *session // the stream of Envoy in force
@@ -149,7 +152,13 @@ func New(config Config) (*Relay, error) {
 	if err := book.metrics.register(config.Metrics, book); err != nil {
 		return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
 	}
-	return &Relay{config: config, log: config.Logger, book: book, uplink: newUplink(config, book)}, nil
+	credentials := newCredentialWatch(config)
+	if config.Metrics != nil {
+		if err := config.Metrics.Register(credentials); err != nil {
+			return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
+		}
+	}
+	return &Relay{config: config, log: config.Logger, book: book, uplink: newUplink(config, book), credentials: credentials}, nil
 }
 
 // Run serves Envoy until the context ends; then it returns nil.
@@ -165,6 +174,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	var parts sync.WaitGroup
 	parts.Go(func() { r.uplink.run(ctx) })
 	parts.Go(func() { <-ctx.Done(); server.Stop() })
+	if !r.config.Plaintext {
+		parts.Go(func() { r.credentials.run(ctx) })
+	}
 	err = server.Serve(listener)
 	stopped := ctx.Err() != nil
 	cancel()
@@ -210,13 +222,27 @@ func (r *Relay) Health() (ok bool, reason string) {
 // stream is in force. Losing the control plane after that is told in the reason, and does no harm before LossLimit,
 // since Envoy goes on with what it has.
 func (r *Relay) Condition(process int) health.Condition {
-	return r.book.condition(int32(process), r.config.LossLimit)
+	return r.withCredentials(r.book.condition(int32(process), r.config.LossLimit))
 }
 
 // ConditionForClients is Condition where the clients are no Envoy but applications, which may be started only when this is
 // OK: until one of them asks, a connection to the control plane is enough.
 func (r *Relay) ConditionForClients() health.Condition {
-	return r.book.conditionForClients(r.config.LossLimit)
+	return r.withCredentials(r.book.conditionForClients(r.config.LossLimit))
+}
+
+// withCredentials adds what is wrong with the credentials to the reason. It makes nobody unready by itself: what is
+// connected serves on.
+func (r *Relay) withCredentials(c health.Condition) health.Condition {
+	problem := r.credentials.wrong()
+	switch {
+	case problem == "" || strings.Contains(c.Reason, problem):
+	case c.Reason == "":
+		c.Reason, c.Remedy = problem, credentialRemedy
+	default:
+		c.Reason += "; " + problem
+	}
+	return c
 }
 
 // Status reports on the streams and on each type of resource.

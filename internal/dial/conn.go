@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,8 +30,24 @@ type Server struct {
 }
 
 // Connect makes a connection to the address, up to the complete HTTP/2 handshake, within the time given. Unlike gRPC's
-// own it fails at the first failure, and says why.
+// own it fails at the first failure, and says why. Of several addresses, with commas between them, it is the first that
+// answers, each having its time.
 func (s Server) Connect(ctx context.Context, address string, timeout time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	var errs []error
+	for one := range strings.SplitSeq(address, ",") {
+		conn, err := s.connect(ctx, strings.TrimSpace(one), timeout, options)
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+	}
+	if len(errs) == 1 {
+		return nil, errs[0]
+	}
+	return nil, errors.Join(errs...)
+}
+
+func (s Server) connect(ctx context.Context, address string, timeout time.Duration, options []grpc.DialOption) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var why cause
