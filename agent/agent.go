@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/dns"
 	"github.com/pilotfish-mesh/pilotfish/sts"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
@@ -49,6 +50,7 @@ type Agent struct {
 	levels  *logControl
 	relay   *xdsproxy.Relay
 	tokens  *sts.Server // nil when none are exchanged
+	names   *dns.Server // nil when no DNS questions are answered
 
 	orders orders
 	leave  func() // gives up the directories
@@ -95,6 +97,9 @@ func newAgent(o Options) (*Agent, error) {
 		if a.tokens != nil {
 			err = errors.Join(err, a.tokens.Close())
 		}
+		if a.names != nil {
+			a.names.Close()
+		}
 		return nil, err
 	}
 	return a, nil
@@ -105,6 +110,9 @@ func newAgent(o Options) (*Agent, error) {
 func (a *Agent) makeParts() ([]part, error) {
 	certificates, err := a.newCertificates()
 	if err != nil {
+		return nil, err
+	}
+	if a.names, err = a.newNames(); err != nil {
 		return nil, err
 	}
 	relay, err := a.newRelay()
@@ -121,6 +129,9 @@ func (a *Agent) makeParts() ([]part, error) {
 	}
 	if a.tokens != nil {
 		parts = append(parts, part{name: "tokens", run: a.tokens.Run, health: a.tokens.Condition})
+	}
+	if a.names != nil {
+		parts = append(parts, part{name: "dns", run: a.names.Run, health: a.names.Condition})
 	}
 	checked := parts
 	if !a.Config.Envoy.Disabled {

@@ -90,6 +90,9 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		Metrics:      a.joinedMetrics(),
 		Logger:       a.Logger.With("part", "status"),
 	}
+	if a.names != nil {
+		c.Names = a.names.NamesHandler()
+	}
 	c.Checks, c.Liveness = a.readiness(parts), a.liveness(certificates, relay)
 	return status.New(c)
 }

@@ -27,6 +27,8 @@ type Config struct {
 	AppProbes    AppProbesConfig
 	// TokenExchange is nil when no tokens are exchanged.
 	TokenExchange *TokenExchangeConfig
+	// Names is nil when no DNS questions are answered.
+	Names *NamesConfig
 	// HealthCheck is nil when no application is to be watched.
 	HealthCheck *HealthCheckConfig
 	// Health says when the proxy itself counts as unwell.

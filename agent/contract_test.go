@@ -28,6 +28,9 @@ type variable struct {
 // exchanging switches on the exchange of tokens.
 var exchanging = []string{"TOKEN_EXCHANGE_URL=https://exchange.example/token"}
 
+// namesOn switches on the answering of DNS questions.
+var namesOn = []string{"ISTIO_META_DNS_CAPTURE=true"}
+
 var variables = []variable{
 	{name: "POD_NAME", setting: "name", given: "reviews-1", bad: "a~b", remedy: "~"},
 	{name: "POD_NAMESPACE", setting: "namespace", otherwise: "default", given: "books", bad: "a b", remedy: "space"},
@@ -94,6 +97,16 @@ var variables = []variable{
 	{name: "TOKEN_EXCHANGE_AUDIENCES", setting: "tokenExchange.audiences", given: "a,b", with: exchanging},
 	{name: "TOKEN_EXCHANGE_GOOGLE_AUDIENCE", setting: "tokenExchange.googleAudience", given: "identitynamespace:a:b", with: exchanging},
 	{name: "TOKEN_EXCHANGE_GOOGLE_SERVICE_ACCOUNT", setting: "tokenExchange.googleServiceAccount", given: "a@b", with: exchanging},
+
+	{name: "ISTIO_META_DNS_CAPTURE", setting: "dns.capture", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
+	{name: "ISTIO_META_ENABLE_DNS_SERVER", setting: "dns.enabled", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
+	{name: "DNS_PROXY_ADDR", setting: "dns.address", otherwise: "localhost:15053", given: ":53", bad: "127.0.0.1", remedy: "host:port", with: namesOn},
+	{name: "DNS_FORWARD_PARALLEL", setting: "dns.forwardParallel", otherwise: "false", given: "true", bad: "x", remedy: "true or false", with: namesOn},
+	{name: "DNS_FORWARD_TIMEOUT", setting: "dns.forwardTimeout", otherwise: "5s", given: "2s", bad: "x", remedy: "duration", with: namesOn},
+	{name: "DNS_TTL", setting: "dns.ttl", otherwise: "30s", given: "5s", bad: "100ms", remedy: "seconds", with: namesOn},
+	{name: "DNS_ALLOW_FROM", setting: "dns.allowFrom", given: "10.0.0.0/8, fd00::1", bad: "everybody", remedy: "networks", with: namesOn},
+	{name: "DNS_RESOLV_CONF", setting: "dns.resolvConf", otherwise: "/etc/resolv.conf", given: "/run/resolv.conf", with: namesOn},
+	{name: "DNS_KEEP_NAMES", setting: "dns.keepNames", otherwise: "true", given: "false", bad: "x", remedy: "true or false", with: namesOn},
 
 	{name: "PROXY_BIND_ADDRESS", setting: "bindAddress", given: "127.0.0.9", bad: "here", remedy: "IP address"},
 	{name: "PROXY_MEMORY_LIMIT", setting: "bootstrap.memoryLimit", otherwise: "none", given: "256Mi", value: "268435456", bad: "256", remedy: "256Mi"},

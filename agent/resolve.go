@@ -74,6 +74,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.readiness()
 	r.others()
 	r.tokenExchange()
+	r.names()
 	r.unheard()
 	if err := r.env.err(); err != nil {
 		return nil, err

@@ -18,11 +18,18 @@ type Config struct {
 	ResolvConf string
 	// Namespace is the workload's own: only its services are known by their first label alone.
 	Namespace string
+	// Domain is the workload's, such as shop.svc.cluster.local, of which the namespace may be missing. Services of other
+	// domains are known by their full names only: their short forms could be those of services of this one.
+	Domain string
 	// ForwardWithoutTable has every question forwarded as long as there is no name table. Otherwise they fail, so that no
 	// application learns from elsewhere that a name of the mesh does not exist.
 	ForwardWithoutTable bool
 	// AllowFrom are networks that may ask beside this machine's own addresses.
 	AllowFrom []netip.Prefix
+
+	// KeepFile is where the last names of the mesh are kept, for a start without a control plane; empty for nowhere. They
+	// are used by the same Owner only, which is a proxy's node id.
+	KeepFile, Owner string
 
 	TTL             time.Duration // of names of the mesh (default 30 s)
 	ForwardTimeout  time.Duration // of a forwarded question altogether (default 5 s)

@@ -61,7 +61,7 @@ func FuzzDecodeTable(f *testing.F) {
 		if err != nil {
 			return
 		}
-		x := newIndex(table, "shop", []string{"shop.svc.cluster.local.", "cluster.local."})
+		x := newIndex(table, home{"shop", "svc.cluster.local"}, []string{"shop.svc.cluster.local.", "cluster.local."})
 		for host := range table.Hosts {
 			name, ok := canonical(host)
 			if !ok {

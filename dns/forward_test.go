@@ -88,7 +88,7 @@ func TestStaleAnswersServeWhenAllResolversAreAway(t *testing.T) {
 			t.Fatal(got)
 		}
 	}
-	if _, reason := s.Health(); !strings.Contains(reason, "no resolver") {
+	if reason := s.Condition().Reason; !strings.Contains(reason, "no resolver") {
 		t.Errorf("health: %q", reason)
 	}
 	up.become(records("x.example. 10 IN A 5.6.7.8"))
@@ -290,7 +290,7 @@ func TestResolvConfIsReadAgainWhenItChanges(t *testing.T) {
 	if got := values(ask(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"2.2.2.2"}) {
 		t.Errorf("after it is gone: %v", got)
 	}
-	if _, reason := s.Health(); !strings.Contains(reason, "resolv.conf") {
+	if reason := s.Condition().Reason; !strings.Contains(reason, "resolv.conf") {
 		t.Errorf("health: %q", reason)
 	}
 }

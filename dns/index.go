@@ -21,9 +21,17 @@ type index struct {
 	expand   string                   // the first search domain, with a dot before and after; "" means none
 }
 
+// home is where the workload is, on which the short forms depend that it may use.
+type home struct{ namespace, domain string }
+
+// home leaves the namespace out of the domain.
+func (c Config) home() home {
+	return home{c.Namespace, strings.ToLower(strings.Trim(strings.TrimPrefix(c.Domain, c.Namespace+"."), "."))}
+}
+
 // newIndex goes by the names in order, so that the same table always answers alike. A name that the table has itself goes
 // before one that is derived.
-func newIndex(t *Table, namespace string, search []string) *index {
+func newIndex(t *Table, at home, search []string) *index {
 	x := &index{
 		table: t, names: make(map[string]*record, len(t.Hosts)), wildcard: make(map[string]*record),
 		reverse: make(map[netip.Addr][]*record),
@@ -42,7 +50,7 @@ func newIndex(t *Table, namespace string, search []string) *index {
 	}
 	for i, host := range hosts {
 		if r := records[i]; r != nil {
-			x.derive(r, t.Hosts[host], namespace, search)
+			x.derive(r, t.Hosts[host], at, search)
 			x.point(r)
 		}
 	}
@@ -61,10 +69,10 @@ func (x *index) add(name string, r *record) {
 }
 
 // derive adds the other names of a host.
-func (x *index) derive(r *record, e Entry, namespace string, search []string) {
+func (x *index) derive(r *record, e Entry, at home, search []string) {
 	others := slices.Clone(e.AltHosts)
 	if e.Registry == kubernetes {
-		others = append(others, shortForms(r.host, e, namespace, search)...)
+		others = append(others, shortForms(r.host, e, at, search)...)
 	}
 	for _, other := range others {
 		if name, ok := canonical(other); ok {
@@ -73,23 +81,25 @@ func (x *index) derive(r *record, e Entry, namespace string, search []string) {
 	}
 }
 
-// shortForms are what a pod may write for a service: what one of its search domains completes, and name.namespace. The
-// name alone means a service of the pod's own namespace only.
-func shortForms(host string, e Entry, namespace string, search []string) []string {
+// shortForms are what a pod may write for a service: what one of its search domains completes, name.namespace, and that
+// with the first label of the domain. The name alone means a service of the pod's own namespace only.
+func shortForms(host string, e Entry, at home, search []string) []string {
 	var forms []string
 	for _, domain := range search {
 		short, found := strings.CutSuffix(host, "."+domain)
-		if found && (strings.Contains(short, ".") || e.Namespace == namespace) {
+		if found && (strings.Contains(short, ".") || e.Namespace == at.namespace) {
 			forms = append(forms, short)
 		}
 	}
-	if e.ShortName == "" || e.Namespace == "" {
+	if e.ShortName == "" || e.Namespace == "" || at.domain == "" || !strings.HasSuffix(host, "."+at.domain+".") {
 		return forms
 	}
-	if e.Namespace == namespace {
+	if e.Namespace == at.namespace {
 		forms = append(forms, e.ShortName)
 	}
-	return append(forms, e.ShortName+"."+e.Namespace)
+	first, _, _ := strings.Cut(at.domain, ".")
+	name := e.ShortName + "." + e.Namespace
+	return append(forms, name, name+"."+first)
 }
 
 // point enters the record for PTR questions.

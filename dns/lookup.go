@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -143,4 +144,19 @@ func (s *Server) provenance(a *answer, source string) string {
 		return fmt.Sprintf("not of the mesh; no resolver answers now, but %s said so %s ago", a.server, age)
 	}
 	return "not of the mesh; resolver " + a.server + " said so"
+}
+
+// ReverseName gives the name by which an address is asked for, and sets the type to PTR where none is set; every other
+// name stays as it is.
+func ReverseName(name string, rrtype *string) string {
+	ip, err := netip.ParseAddr(name)
+	if err != nil || *rrtype != "" && !strings.EqualFold(*rrtype, "PTR") {
+		return name
+	}
+	reverse, err := dns.ReverseAddr(ip.Unmap().String())
+	if err != nil {
+		return name
+	}
+	*rrtype = "PTR"
+	return reverse
 }

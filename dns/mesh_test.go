@@ -58,7 +58,8 @@ func TestNamesOfTheMeshAreAnsweredByTheRules(t *testing.T) {
 		{"search domain added, missing family", "api.example.com.shop.svc.cluster.local.", dns.TypeAAAA, ok, []string{"api.example.com."}},
 		{"second search domain added is left to resolvers", "api.example.com.svc.cluster.local.", dns.TypeA, no, nil},
 		{"other name", "api-alt.example.com.", dns.TypeA, ok, []string{"240.240.0.1"}},
-		{"other cluster domain, by name.namespace", "east.bank.", dns.TypeA, ok, []string{"10.97.0.1"}},
+		{"other cluster domain, in full", "east.bank.svc.other.local.", dns.TypeA, ok, []string{"10.97.0.1"}},
+		{"other cluster domain, not by name.namespace", "east.bank.", dns.TypeA, no, nil},
 		{"no short form of other registries", "external.", dns.TypeA, no, nil},
 		{"no addresses, no name", "noaddress.shop.svc.cluster.local.", dns.TypeA, no, nil},
 		{"wildcard", "a.wild.example.com.", dns.TypeA, ok, []string{"240.240.0.2"}},
@@ -125,15 +126,15 @@ func TestBeforeTheFirstTableQuestionsFail(t *testing.T) {
 	if got := ask(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
 		t.Error(got)
 	}
-	if ok, reason := s.Health(); ok || !strings.Contains(reason, "no names yet") {
-		t.Errorf("health: %v %q", ok, reason)
+	if c := s.Condition(); c.OK || !strings.Contains(c.Reason, "no names yet") {
+		t.Errorf("health: %+v", c)
 	}
 	s.SetNames(&Table{Hosts: map[string]Entry{}})
 	if got := ask(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeSuccess {
 		t.Error(got)
 	}
-	if ok, reason := s.Health(); !ok || reason != "" {
-		t.Errorf("health: %v %q", ok, reason)
+	if c := s.Condition(); !c.OK || c.Reason != "" {
+		t.Errorf("health: %+v", c)
 	}
 }
 

@@ -23,6 +23,7 @@ type metrics struct {
 	answers                                      *prometheus.CounterVec
 	mesh, cached                                 prometheus.Counter // of answers, ready to count
 	dropped                                      *prometheus.CounterVec
+	keepFailures                                 prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -43,6 +44,7 @@ func newMetrics() *metrics {
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilotfish_dns_dropped_total", Help: "DNS packets and connections that were not answered, by reason.",
 		}, []string{"reason"}),
+		keepFailures: counter("pilotfish_dns_keep_failures_total", "Name tables that could not be kept on disk."),
 	}
 	for _, source := range []string{sourceResolver, sourceStale, sourceFailed, sourceRefused} {
 		m.answers.WithLabelValues(source)
@@ -69,7 +71,24 @@ func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilotfish_dns_cache_entries", Help: "Answers of resolvers that are kept.",
 	}, func() float64 { return float64(s.forward.cache.len()) })
+	received := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pilotfish_dns_names_received_timestamp_seconds", Help: "When the control plane sent the names of the mesh that are in use; 0 when there are none.",
+	}, func() float64 {
+		if at, _ := s.age(); !at.IsZero() {
+			return float64(at.Unix())
+		}
+		return 0
+	})
+	fromDisk := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pilotfish_dns_names_kept", Help: "1 while the names of the mesh are those that were kept on disk before the start.",
+	}, func() float64 {
+		if _, kept := s.age(); kept {
+			return 1
+		}
+		return 0
+	})
 	for _, c := range []prometheus.Collector{
+		m.keepFailures, received, fromDisk,
 		m.requests, m.upstreamRequests, m.upstreamFailures, m.upstreamTime, m.answers, m.dropped, names, held,
 	} {
 		if err := r.Register(c); err != nil {

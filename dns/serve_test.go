@@ -222,7 +222,7 @@ func FuzzQuestion(f *testing.F) {
 	}
 	s := &Server{config: Config{}.withDefaults(), metrics: newMetrics(), conf: &confFile{path: "/nonexistent"}}
 	s.forward = &forwarder{cache: newCache(10, 1000, time.Now)}
-	s.index.Store(newIndex(meshTable(), "shop", []string{"shop.svc.cluster.local."}))
+	s.index.Store(newIndex(meshTable(), home{"shop", "svc.cluster.local"}, []string{"shop.svc.cluster.local."}))
 	f.Fuzz(func(t *testing.T, wire []byte, tcp bool) {
 		q, out := s.take(wire, tcp)
 		if len(out) == 0 {

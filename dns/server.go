@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
 // Server answers DNS questions. Its methods may be called at any time from any goroutine.
@@ -22,12 +26,15 @@ type Server struct {
 	forward *forwarder
 	end     context.CancelFunc // of the forwarder's flights
 	slots   chan struct{}      // of questions that wait for a resolver
+	keeper  *keeper            // nil when names are not kept
 
-	index  atomic.Pointer[index] // nil before the first table
-	mu     sync.Mutex            // of the two below
-	table  *Table
-	search []string
-	ndots  int
+	index    atomic.Pointer[index] // nil before the first table
+	mu       sync.Mutex            // of those below
+	table    *Table
+	received time.Time // when the table came from the control plane
+	fromDisk bool      // it came from disk, and the control plane has sent none since
+	search   []string
+	ndots    int
 }
 
 // mostWaiting bounds the questions that wait for a resolver; more are told that it failed.
@@ -60,11 +67,22 @@ func New(config Config) (*Server, error) {
 		config.Logger.Warn("names outside the mesh cannot be looked up", "error", err)
 	}
 	if err := s.metrics.register(config.Registerer, s); err != nil {
-		end()
-		closeAll(sockets)
+		s.Close()
 		return nil, err
 	}
+	if s.keeper = newKeeper(config, s.metrics.keepFailures.Inc); s.keeper != nil {
+		if table, received := s.keeper.load(); table != nil {
+			s.swap(table, received, true)
+			config.Logger.Info("the names of the mesh are those that were kept", "hosts", len(table.Hosts), "received", received)
+		}
+	}
 	return s, nil
+}
+
+// Close gives the addresses back of a server that is not going to run.
+func (s *Server) Close() {
+	s.end()
+	closeAll(s.sockets)
 }
 
 // Run answers until the context ends. It is to be called once.
@@ -75,6 +93,9 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, socket := range s.sockets {
 		serving.Go(func() { cancel(s.serveUDP(ctx, socket.udp)) })
 		serving.Go(func() { cancel(s.serveTCP(ctx, socket.tcp)) })
+	}
+	if s.keeper != nil {
+		serving.Go(func() { s.keeper.run(ctx) })
 	}
 	<-ctx.Done()
 	s.end()
@@ -97,11 +118,38 @@ func (s *Server) Addresses() []netip.AddrPort {
 }
 
 // SetNames swaps the names of the mesh, in whole. The table is the server's from then on.
-func (s *Server) SetNames(t *Table) {
+func (s *Server) SetNames(t *Table) { s.swap(t, s.config.Now(), false) }
+
+// Take swaps in the names of the mesh as the control plane sent them, a NameTable, and keeps them on disk. After an error
+// those from before stay.
+func (s *Server) Take(wire []byte) error {
+	t, err := DecodeTable(wire)
+	if err != nil {
+		return err
+	}
+	if t.Skipped > 0 {
+		s.config.Logger.Warn("hosts or addresses of the name table that are none were left out", "count", t.Skipped)
+	}
+	now := s.config.Now()
+	s.swap(t, now, false)
+	if s.keeper != nil {
+		s.keeper.offer(wire, now)
+	}
+	return nil
+}
+
+func (s *Server) swap(t *Table, received time.Time, fromDisk bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.table = t
+	s.table, s.received, s.fromDisk = t, received, fromDisk
 	s.rebuild()
+}
+
+// age tells when the table came, and whether it is one that was kept.
+func (s *Server) age() (received time.Time, fromDisk bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.received, s.fromDisk
 }
 
 func (s *Server) reconfigure(conf resolvConf) {
@@ -116,23 +164,30 @@ func (s *Server) reconfigure(conf resolvConf) {
 
 func (s *Server) rebuild() {
 	if s.table != nil {
-		s.index.Store(newIndex(s.table, s.config.Namespace, s.search))
+		s.index.Store(newIndex(s.table, s.config.home(), s.search))
 	}
 }
 
-// Health says whether names can be looked up, or why not. There being no resolver is no ill health as long as the names
+// Condition says whether names can be looked up, or why not. There being no resolver is no ill health as long as the names
 // of the mesh are known, but is told.
-func (s *Server) Health() (ok bool, reason string) {
+func (s *Server) Condition() health.Condition {
 	if s.index.Load() == nil && !s.config.ForwardWithoutTable {
-		return false, "the control plane has sent no names yet"
+		return health.Condition{
+			Reason: "the control plane has sent no names yet",
+			Remedy: "see whether the control plane is reached, and whether it sends name tables",
+		}
+	}
+	var notes []string
+	if received, kept := s.age(); kept {
+		notes = append(notes, fmt.Sprintf("the names of the mesh are those of %s, %s ago, kept on disk: the control plane has sent none since the start",
+			received.UTC().Format(time.RFC3339), s.config.Now().Sub(received).Round(time.Second)))
 	}
 	if err := s.conf.problem(); err != nil {
-		return true, err.Error()
+		notes = append(notes, err.Error())
+	} else if !s.forward.anyUp() {
+		notes = append(notes, "no resolver of "+s.config.ResolvConf+" answers")
 	}
-	if !s.forward.anyUp() {
-		return true, "no resolver of " + s.config.ResolvConf + " answers"
-	}
-	return true, ""
+	return health.Condition{OK: true, Reason: strings.Join(notes, "; ")}
 }
 
 // local answers what needs no resolver; nil means that one has to be asked.

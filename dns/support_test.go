@@ -148,7 +148,7 @@ func writeResolvConf(t testing.TB, path string, resolvers ...*resolver) {
 func start(t testing.TB, config Config, table *Table) *Server {
 	t.Helper()
 	config.Listen = []string{"127.0.0.1:0"}
-	config.Namespace = "shop"
+	config.Namespace, config.Domain = "shop", "shop.svc.cluster.local"
 	s, err := New(config)
 	if err != nil {
 		t.Fatal(err)

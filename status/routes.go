@@ -26,6 +26,7 @@ func (s *Server) handler() http.Handler {
 	mux.Handle("GET /debug/certz", onlyLoopback(asJSON(s.Certificates)))
 	mux.Handle("GET /debug/xdsz", onlyLoopback(asJSON(s.XDS)))
 	mux.Handle("GET /debug/envoyz", onlyLoopback(asJSON(s.Envoy)))
+	mux.Handle("GET /debug/ndsz", onlyLoopback(s.names()))
 	mux.Handle("GET /debug/config", onlyLoopback(asJSON(s.Config.Config)))
 	mux.HandleFunc("GET /{$}", serveIndex)
 
@@ -74,6 +75,18 @@ func onlyLoopback(next http.Handler) http.Handler {
 	})
 }
 
+// names answers as Istio's agent does where it has no name table.
+func (s *Server) names() http.Handler {
+	if s.Names != nil {
+		return s.Names
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = w.Write([]byte("{}"))
+	})
+}
+
 func serveIndex(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = w.Write([]byte(index))
@@ -90,6 +103,7 @@ POST /quitquitquit      end the agent and Envoy (loopback)
 GET  /debug/certz       certificates (loopback)
 GET  /debug/xdsz        configuration from the control plane (loopback)
 GET  /debug/envoyz      Envoy's state, its last end, what a drain waits for (loopback)
+GET  /debug/ndsz        names of the mesh (loopback)
 GET  /debug/config      the agent's own configuration (loopback)
 GET  /debug/pprof/      profiles (loopback)
 `

@@ -45,7 +45,9 @@ type Config struct {
 	XDS          func() any
 	Config       func() any
 	// Envoy gives what is shown under /debug/envoyz.
-	Envoy  func() any
+	Envoy func() any
+	// Names answers at /debug/ndsz; nil where there are no names of the mesh, which is told like an empty table.
+	Names  http.Handler
 	Logger *slog.Logger
 }
 

@@ -1,0 +1,171 @@
+package dns
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const owner = "sidecar~10.0.0.1~web-1.shop~shop.svc.cluster.local"
+
+// log is what was logged.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func keeping(t *testing.T, file string) (Config, *log) {
+	l := new(log)
+	return Config{ResolvConf: resolvConfOf(t), KeepFile: file, Owner: owner, Logger: slog.New(slog.NewTextHandler(l, nil))}, l
+}
+
+func awaitFile(t *testing.T, file string, content []byte) {
+	t.Helper()
+	testenv.Eventually(t, "the names are on disk", func() error {
+		text, err := os.ReadFile(file)
+		if err == nil && !bytes.HasSuffix(text, content) {
+			err = errors.New("others are")
+		}
+		return err
+	})
+}
+
+func TestNamesOutliveARestartWithoutAControlPlane(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kept", "names")
+	config, _ := keeping(t, file)
+	first := start(t, config, nil)
+	wire := encodeTable(meshTable())
+	for range 3 {
+		if err := first.Take(encodeTable(&Table{Hosts: map[string]Entry{"old.example": {IPs: addresses("1.1.1.1")}}})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := first.Take(wire); err != nil {
+		t.Fatal(err)
+	}
+	awaitFile(t, file, wire)
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if c := first.Condition(); !c.OK || strings.Contains(c.Reason, "kept on disk") {
+		t.Errorf("%+v", c)
+	}
+
+	second := start(t, config, nil)
+	if got := ask(t, second, "web.", dns.TypeA); len(got.Answer) != 1 {
+		t.Errorf("after a restart: %v", got)
+	}
+	if c := second.Condition(); !c.OK || !strings.Contains(c.Reason, "kept on disk: the control plane has sent none since") {
+		t.Errorf("%+v", c)
+	}
+	if err := second.Take([]byte{0xff}); err == nil {
+		t.Error("a broken table was taken")
+	}
+	if got := ask(t, second, "web.", dns.TypeA); len(got.Answer) != 1 {
+		t.Errorf("after a broken table: %v", got)
+	}
+	if err := second.Take(wire); err != nil || strings.Contains(second.Condition().Reason, "kept on disk") {
+		t.Errorf("after the control plane's: %v, %+v", err, second.Condition())
+	}
+}
+
+func TestKeptNamesThatAreDamagedOrAnothersAreNotUsed(t *testing.T) {
+	whole, err := encodeKept(keptTable{Owner: owner, wire: encodeTable(meshTable())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, _ := encodeKept(keptTable{Owner: "sidecar~10.0.0.2~other.shop~x", wire: encodeTable(meshTable())})
+	nonsense, _ := encodeKept(keptTable{Owner: owner, wire: []byte{0xff, 0xff}})
+	flipped := bytes.Clone(whole)
+	flipped[len(flipped)/2] ^= 1
+	for name, text := range map[string][]byte{
+		"half": whole[:len(whole)/2], "empty": {}, "flipped": flipped, "text": []byte("names\n"), "foreign": foreign, "nonsense": nonsense,
+		"without head": []byte(keptMagic + strings.Repeat("0", 64) + "\n"),
+	} {
+		file := filepath.Join(t.TempDir(), "names")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		config, l := keeping(t, file)
+		s := start(t, config, nil)
+		if c := s.Condition(); c.OK || !strings.Contains(l.String(), "are not used") {
+			t.Errorf("%s: %+v; %s", name, c, l)
+		}
+	}
+	// What is no file at all is not waited for.
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config, l := keeping(t, pipe)
+	if s := start(t, config, nil); s.Condition().OK || !strings.Contains(l.String(), "no plain file") {
+		t.Errorf("a pipe: %s", l)
+	}
+}
+
+func TestNamesThatCannotBeKeptAreServedAndTold(t *testing.T) {
+	full := filepath.Join(t.TempDir(), "names")
+	if err := os.WriteFile(full, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config, l := keeping(t, filepath.Join(full, "below-a-file"))
+	s := start(t, config, nil)
+	if err := s.Take(encodeTable(meshTable())); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "it is told", func() error {
+		if !strings.Contains(l.String(), "not kept on disk") {
+			return errors.New(l.String())
+		}
+		return nil
+	})
+	if got := ask(t, s, "web.", dns.TypeA); len(got.Answer) != 1 {
+		t.Error(got)
+	}
+	if _, err := os.Stat(full + ".new"); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("something is left behind")
+	}
+}
+
+func FuzzKeptNames(f *testing.F) {
+	whole, _ := encodeKept(keptTable{Owner: owner, wire: encodeTable(meshTable())})
+	f.Add(whole)
+	f.Add([]byte(keptMagic))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		kept, err := decodeKept(text)
+		if err != nil {
+			return
+		}
+		again, err := encodeKept(kept)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other, err := decodeKept(again); err != nil || other.Owner != kept.Owner || !bytes.Equal(other.wire, kept.wire) {
+			t.Errorf("%v, %+v", err, other)
+		}
+	})
+}
