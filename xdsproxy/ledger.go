@@ -193,20 +193,19 @@ func (l *ledger) request(v variant, r request) (nack bool) {
 func (a *account) subscribe(v variant, r request) {
 	if v == sotw {
 		if !r.rejected {
-			a.Subscribed = r.names
-			a.Wildcard = r.star || (r.names == 0 && (a.TypeURL == clusterType || a.TypeURL == listenerType))
+			a.Subscribed = len(r.names)
+			a.Wildcard = r.asksForAll() || (len(r.names) == 0 && (a.TypeURL == clusterType || a.TypeURL == listenerType))
 		}
 		a.begun = true
 		return
 	}
-	if r.star || (!a.begun && r.subscribe == 0) {
-		a.Wildcard = true
+	more := len(r.subscribe)
+	if r.asksForAll() {
+		more--
 	}
-	if r.star {
-		r.subscribe--
-	}
+	a.Wildcard = a.Wildcard || r.asksForAll() || (!a.begun && len(r.subscribe) == 0)
 	a.begun = true
-	a.Subscribed = max(0, a.Subscribed+r.subscribe-r.unsubscribe)
+	a.Subscribed = max(0, a.Subscribed+more-len(r.unsubscribe))
 }
 
 func (a *account) reject(r request, now time.Time) {
@@ -245,7 +244,7 @@ func (l *ledger) response(r response, size int) {
 	a := l.account(r.typeURL)
 	a.Responses++
 	a.ResponseBytes += uint64(size)
-	a.LastResponse, a.LastResources = l.now(), r.resources
+	a.LastResponse, a.LastResources = l.now(), len(r.resources)
 	l.lastResponse = a.LastResponse
 	l.bookOf(l.process).answered = true
 	if len(a.pending) == maxPending {

@@ -3,6 +3,7 @@ package xdsproxy
 import (
 	"errors"
 	"io"
+	"slices"
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -15,11 +16,13 @@ const maxString = 4096
 type request struct {
 	typeURL string
 	nonce   string
-	// names counts resource_names; subscribe, unsubscribe and known count the names of the delta protocol.
-	names, subscribe, unsubscribe, known int
-	star                                 bool // "*" is among the names asked for
-	rejected                             bool // error_detail is there
-	reason                               string
+	version string // version_info, of the SotW protocol
+	node    []byte // as it came; only the first request of a stream needs to have it
+	// names are resource_names; subscribe, unsubscribe and known (initial_resource_versions) are of the delta protocol.
+	names, subscribe, unsubscribe []string
+	known                         []resource
+	rejected                      bool // error_detail is there
+	reason                        string
 }
 
 // response is what the relay reads of a DiscoveryResponse or a DeltaDiscoveryResponse.
@@ -27,9 +30,20 @@ type response struct {
 	typeURL   string
 	nonce     string
 	version   string
-	resources int
-	removed   int
+	resources []resource
+	removed   []string
 }
+
+// resource is one resource's name and version; SotW resources have no version of their own.
+type resource struct{ name, version string }
+
+// asksForAll says that "*" is among the names asked for.
+func (r *request) asksForAll() bool {
+	return slices.Contains(r.names, wildcard) || slices.Contains(r.subscribe, wildcard)
+}
+
+// wildcard is the name that stands for all resources of a type.
+const wildcard = "*"
 
 var errMalformed = errors.New("not a protobuf message")
 
@@ -46,9 +60,12 @@ func peekRequest(v variant, data mem.BufferSlice) (request, error) {
 
 func (r *request) sotwField(number protowire.Number, c *cursor, length int) (err error) {
 	switch number {
+	case 1:
+		r.version, err = c.text(length)
+	case 2:
+		r.node, err = c.bytes(length)
 	case 3:
-		r.names++
-		err = r.name(c, length)
+		r.names, err = c.appendText(r.names, length)
 	case 4:
 		r.typeURL, err = c.text(length)
 	case 5:
@@ -64,17 +81,18 @@ func (r *request) sotwField(number protowire.Number, c *cursor, length int) (err
 
 func (r *request) deltaField(number protowire.Number, c *cursor, length int) (err error) {
 	switch number {
+	case 1:
+		r.node, err = c.bytes(length)
 	case 2:
 		r.typeURL, err = c.text(length)
 	case 3:
-		r.subscribe++
-		err = r.name(c, length)
+		r.subscribe, err = c.appendText(r.subscribe, length)
 	case 4:
-		r.unsubscribe++
-		err = c.skip(length)
+		r.unsubscribe, err = c.appendText(r.unsubscribe, length)
 	case 5:
-		r.known++
-		err = c.skip(length)
+		var known resource
+		known, err = c.pair(length)
+		r.known = append(r.known, known)
 	case 6:
 		r.nonce, err = c.text(length)
 	case 7:
@@ -86,17 +104,7 @@ func (r *request) deltaField(number protowire.Number, c *cursor, length int) (er
 	return err
 }
 
-// name looks at a resource name only to see whether it is the wildcard.
-func (r *request) name(c *cursor, length int) error {
-	if length != 1 {
-		return c.skip(length)
-	}
-	name, err := c.text(length)
-	r.star = r.star || name == "*"
-	return err
-}
-
-// peekResponse reads the fields of a response that the relay is interested in, and passes over the resources.
+// peekResponse reads the fields of a response that the relay is interested in, and passes over the resources' contents.
 func peekResponse(v variant, data mem.BufferSlice) (response, error) {
 	var r response
 	err := walk(data, func(number protowire.Number, c *cursor, length int) (err error) {
@@ -104,15 +112,16 @@ func peekResponse(v variant, data mem.BufferSlice) (response, error) {
 		case number == 1:
 			r.version, err = c.text(length)
 		case number == 2:
-			r.resources++
-			err = c.skip(length)
+			var one resource
+			if one, err = peekResource(v, c, length); err == nil {
+				r.resources = append(r.resources, one)
+			}
 		case number == 4:
 			r.typeURL, err = c.text(length)
 		case number == 5:
 			r.nonce, err = c.text(length)
 		case number == 6 && v == delta:
-			r.removed++
-			err = c.skip(length)
+			r.removed, err = c.appendText(r.removed, length)
 		default:
 			err = c.skip(length)
 		}
@@ -121,31 +130,114 @@ func peekResponse(v variant, data mem.BufferSlice) (response, error) {
 	return r, err
 }
 
+// peekResource reads the name and version of a resource. What a SotW response has is the bare content, an Any.
+func peekResource(v variant, c *cursor, length int) (resource, error) {
+	var r resource
+	if v == sotw {
+		var err error
+		r.name, err = peekAny(c, length)
+		return r, err
+	}
+	err := c.message(length, func(number protowire.Number, length int) (err error) {
+		switch number {
+		case 1:
+			r.version, err = c.text(length)
+		case 3:
+			r.name, err = c.text(length)
+		default:
+			err = c.skip(length)
+		}
+		return err
+	})
+	return r, err
+}
+
+// peekAny reads the name of what an Any holds. Every type of resource that Envoy knows has its name as field 1. Content
+// that is not readable has no name, and is the business of whoever gets it.
+func peekAny(c *cursor, length int) (name string, err error) {
+	err = c.message(length, func(number protowire.Number, length int) error {
+		if number != 2 || length == 0 {
+			return c.skip(length)
+		}
+		content := c.remaining() - length
+		if n, ok := c.openName(content); ok {
+			if name, err = c.text(n); err != nil {
+				return err
+			}
+		}
+		return c.skip(c.remaining() - content)
+	})
+	return name, err
+}
+
+// openName reads the head of field 1, a string, if that is what comes first; it reads nothing past end.
+func (c *cursor) openName(end int) (length int, ok bool) {
+	if b, err := c.reader.ReadByte(); err != nil || b != 1<<3|byte(protowire.BytesType) {
+		return 0, false
+	}
+	for shift := 0; shift < 28 && c.remaining() > end; shift += 7 {
+		b, err := c.reader.ReadByte()
+		if err != nil {
+			return 0, false
+		}
+		length |= int(b&0x7f) << shift
+		if b < 0x80 {
+			return length, length <= c.remaining()-end
+		}
+	}
+	return 0, false
+}
+
 // statusMessage reads the message of a google.rpc.Status.
-func statusMessage(c *cursor, length int) (string, error) {
-	var message string
+func statusMessage(c *cursor, length int) (message string, err error) {
+	err = c.message(length, func(number protowire.Number, n int) (err error) {
+		if number == 2 {
+			message, err = c.text(n)
+			return err
+		}
+		return c.skip(n)
+	})
+	return message, err
+}
+
+// pair reads an entry of a map from string to string.
+func (c *cursor) pair(length int) (r resource, err error) {
+	err = c.message(length, func(number protowire.Number, n int) (err error) {
+		switch number {
+		case 1:
+			r.name, err = c.text(n)
+		case 2:
+			r.version, err = c.text(n)
+		default:
+			err = c.skip(n)
+		}
+		return err
+	})
+	return r, err
+}
+
+// message calls visit for every field that has a length of a message inside another one.
+func (c *cursor) message(length int, visit func(protowire.Number, int) error) error {
 	end := c.remaining() - length
 	if end < 0 {
-		return "", errMalformed
+		return errMalformed
 	}
 	for c.remaining() > end {
 		number, n, err := c.field()
 		if err != nil {
-			return "", err
+			return err
 		}
-		if n > c.remaining()-end {
-			return "", errMalformed
+		if c.remaining() < end || n > c.remaining()-end {
+			return errMalformed
 		}
-		if number == 2 {
-			message, err = c.text(n)
-		} else {
-			err = c.skip(n)
+		if number == 0 {
+			continue
 		}
-		if err != nil {
-			return "", err
+		if err := visit(number, n); err != nil {
+			return err
 		}
 	}
-	return message, nil
+	return nil
 }
 
 // walk calls visit for every field of a message that has a length, with the cursor at its content. visit has to
@@ -229,6 +321,26 @@ func (c *cursor) skip(n int) error {
 		return errMalformed
 	}
 	return nil
+}
+
+func (c *cursor) appendText(list []string, n int) ([]string, error) {
+	text, err := c.text(n)
+	if err != nil {
+		return list, err
+	}
+	return append(list, text), nil
+}
+
+// bytes reads a message inside another one, whole.
+func (c *cursor) bytes(n int) ([]byte, error) {
+	if n > c.remaining() {
+		return nil, errMalformed
+	}
+	buf := make([]byte, n)
+	if _, err := io.ReadFull(c.reader, buf); err != nil {
+		return nil, errMalformed
+	}
+	return buf, nil
 }
 
 // text reads a string, of which it keeps the beginning when it is very long.

@@ -1,8 +1,11 @@
 package xdsproxy
 
 import (
+	"reflect"
 	"testing"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/mem"
@@ -31,22 +34,31 @@ func marshal(t testing.TB, m proto.Message) []byte {
 }
 
 func TestPeekSeesWhatAFullParseSees(t *testing.T) {
-	deltaRequest := marshal(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", ResponseNonce: "n", ResourceNamesSubscribe: []string{"*", "a", "b"},
+	node := marshal(t, &corev3.Node{Id: "n"})
+	deltaRequest := marshal(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", Node: &corev3.Node{Id: "n"}, ResponseNonce: "n", ResourceNamesSubscribe: []string{"*", "a", "b"},
 		ResourceNamesUnsubscribe: []string{"c"}, InitialResourceVersions: map[string]string{"x": "1"}, ErrorDetail: &rpcstatus.Status{Code: 3, Message: "bad"}})
 	sotwRequest := marshal(t, &discoveryv3.DiscoveryRequest{TypeUrl: "t", ResponseNonce: "n", VersionInfo: "v", ResourceNames: []string{"a", "b"}})
 	answer := marshal(t, &discoveryv3.DeltaDiscoveryResponse{TypeUrl: "t", Nonce: "n", SystemVersionInfo: "v", RemovedResources: []string{"r"},
-		Resources: []*discoveryv3.Resource{{Name: "a"}, {Name: "b", Resource: &anypb.Any{Value: make([]byte, 1000)}}}})
+		Resources: []*discoveryv3.Resource{{Name: "a", Version: "1"}, {Name: "b", Resource: &anypb.Any{Value: make([]byte, 1000)}}}})
+	plain := marshal(t, &discoveryv3.DiscoveryResponse{TypeUrl: "t", Nonce: "n", VersionInfo: "v", Resources: []*anypb.Any{
+		{TypeUrl: clusterURL, Value: marshal(t, &clusterv3.Cluster{Name: "a", AltStatName: "other"})}, {TypeUrl: "t", Value: []byte("x")}, {TypeUrl: "t"}}})
 	for _, size := range []int{1, 2, 7, 1 << 20} {
-		if got, err := peekRequest(delta, pieces(deltaRequest, size)); err != nil || got != (request{typeURL: "t", nonce: "n", subscribe: 3,
-			unsubscribe: 1, known: 1, star: true, rejected: true, reason: "bad"}) {
-			t.Errorf("delta request in pieces of %d: %+v, %v", size, got, err)
-		}
-		if got, err := peekRequest(sotw, pieces(sotwRequest, size)); err != nil || got != (request{typeURL: "t", nonce: "n", names: 2}) {
-			t.Errorf("request in pieces of %d: %+v, %v", size, got, err)
-		}
-		if got, err := peekResponse(delta, pieces(answer, size)); err != nil || got != (response{typeURL: "t", nonce: "n", version: "v", resources: 2, removed: 1}) {
-			t.Errorf("response in pieces of %d: %+v, %v", size, got, err)
-		}
+		got, err := peekRequest(delta, pieces(deltaRequest, size))
+		expectPeek(t, size, err, got, request{typeURL: "t", nonce: "n", subscribe: []string{"*", "a", "b"}, node: node,
+			unsubscribe: []string{"c"}, known: []resource{{"x", "1"}}, rejected: true, reason: "bad"})
+		got, err = peekRequest(sotw, pieces(sotwRequest, size))
+		expectPeek(t, size, err, got, request{typeURL: "t", nonce: "n", version: "v", names: []string{"a", "b"}})
+		seen, err := peekResponse(delta, pieces(answer, size))
+		expectPeek(t, size, err, seen, response{typeURL: "t", nonce: "n", version: "v", resources: []resource{{"a", "1"}, {name: "b"}}, removed: []string{"r"}})
+		seen, err = peekResponse(sotw, pieces(plain, size))
+		expectPeek(t, size, err, seen, response{typeURL: "t", nonce: "n", version: "v", resources: []resource{{name: "a"}, {}, {}}})
+	}
+}
+
+func expectPeek[T any](t *testing.T, size int, err error, got, want T) {
+	t.Helper()
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("in pieces of %d: %+v, %v; want %+v", size, got, err, want)
 	}
 }
 
@@ -54,7 +66,7 @@ func TestPeekSeesWhatAFullParseSees(t *testing.T) {
 func FuzzPeek(f *testing.F) {
 	f.Add(marshal(f, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", ResourceNamesSubscribe: []string{"*"}}), 3)
 	f.Add(marshal(f, &discoveryv3.DiscoveryRequest{TypeUrl: "t", ErrorDetail: &rpcstatus.Status{Code: 3, Message: "bad"}}), 1)
-	f.Add(marshal(f, &discoveryv3.DiscoveryResponse{TypeUrl: "t", Resources: []*anypb.Any{{TypeUrl: "t"}}}), 2)
+	f.Add(marshal(f, &discoveryv3.DiscoveryResponse{TypeUrl: "t", Resources: []*anypb.Any{{TypeUrl: "t", Value: []byte{0x0a, 0x81, 0x01}}}}), 2)
 	f.Add([]byte{0x32, 0x02, 0x12, 0xff}, 1)
 	f.Fuzz(func(t *testing.T, data []byte, size int) {
 		if size < 1 {
@@ -62,7 +74,11 @@ func FuzzPeek(f *testing.F) {
 		}
 		cut := pieces(data, size)
 		_, _ = peekRequest(sotw, cut)
-		_, _ = peekResponse(sotw, cut)
+		var bare discoveryv3.DiscoveryResponse
+		if read, err := peekResponse(sotw, cut); proto.Unmarshal(data, &bare) == nil && err == nil && len(bare.ProtoReflect().GetUnknown()) == 0 &&
+			(read.version != cutString(bare.VersionInfo) || len(read.resources) != len(bare.Resources)) {
+			t.Errorf("peeked %+v, parsed %v", read, &bare)
+		}
 		got, err := peekRequest(delta, cut)
 		var full discoveryv3.DeltaDiscoveryRequest
 		if proto.Unmarshal(data, &full) == nil && err == nil && len(full.ProtoReflect().GetUnknown()) == 0 && !same(&full, got) {
@@ -71,7 +87,7 @@ func FuzzPeek(f *testing.F) {
 		var response discoveryv3.DeltaDiscoveryResponse
 		seen, err := peekResponse(delta, cut)
 		if proto.Unmarshal(data, &response) == nil && err == nil && len(response.ProtoReflect().GetUnknown()) == 0 &&
-			(seen.typeURL != cutString(response.TypeUrl) || seen.nonce != cutString(response.Nonce) || seen.resources != len(response.Resources)) {
+			(seen.typeURL != cutString(response.TypeUrl) || seen.nonce != cutString(response.Nonce) || len(seen.resources) != len(response.Resources)) {
 			t.Errorf("peeked %+v, parsed %v", seen, &response)
 		}
 	})
@@ -79,7 +95,7 @@ func FuzzPeek(f *testing.F) {
 
 func same(full *discoveryv3.DeltaDiscoveryRequest, got request) bool {
 	return got.typeURL == cutString(full.TypeUrl) && got.nonce == cutString(full.ResponseNonce) &&
-		got.subscribe == len(full.ResourceNamesSubscribe) && got.rejected == (full.ErrorDetail != nil)
+		len(got.subscribe) == len(full.ResourceNamesSubscribe) && got.rejected == (full.ErrorDetail != nil)
 }
 
 func cutString(s string) string { return s[:min(len(s), maxString)] }

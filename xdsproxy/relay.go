@@ -1,10 +1,10 @@
 // Package xdsproxy relays Envoy's aggregated discovery stream to a control plane: Envoy connects to a unix socket, the
 // relay connects to the control plane with TLS and a token, and what the two say to each other passes through as it
-// came. The relay looks only at what it needs for its own report: types, versions, nonces, rejections.
+// came. The relay looks only at what it needs: types, names, versions, nonces, rejections.
 //
-// When the control plane goes away, Envoy's stream is ended, so that Envoy begins a new one with the versions it has,
-// and goes on serving with those. The relay accepts that stream at once and holds it until a control plane answers;
-// what decides how soon Envoy is connected again is the relay's short back-off, not Envoy's long one.
+// When the control plane goes away, Envoy's stream stays open, and Envoy goes on serving with what it has. The relay knows
+// what Envoy has asked for and which version of each resource it has accepted; it asks the next control plane for the same,
+// so that only what differs is sent.
 package xdsproxy
 
 import (
@@ -70,6 +70,11 @@ type Config struct {
 	// 256 MiB: a message is held once, while it is passed on.
 	MaxRequest, MaxResponse int
 
+	// Local are the types of resource that are meant for the agent itself.
+	Local []LocalType
+	// Rewrite has, by type URL, what changes resources before Envoy gets them.
+	Rewrite map[string]Rewriter
+
 	// LossLimit is how long the control plane may be lost before that makes the proxy unready; zero is for ever.
 	LossLimit time.Duration
 
@@ -132,6 +137,7 @@ type Relay struct {
 	book   *ledger
 	uplink *uplink
 	report healthOfApp
+	locals map[string]LocalType
 	// credentials are what the uplink proves itself with.
 	credentials *credentialWatch
 
@@ -148,6 +154,10 @@ func New(config Config) (*Relay, error) {
 	if err := config.setDefaults(); err != nil {
 		return nil, err
 	}
+	locals, err := localTypes(config.Local)
+	if err != nil {
+		return nil, err
+	}
 	book := newLedger(config.Now, config.Logger)
 	if err := book.metrics.register(config.Metrics, book); err != nil {
 		return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
@@ -158,7 +168,9 @@ func New(config Config) (*Relay, error) {
 			return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
 		}
 	}
-	return &Relay{config: config, log: config.Logger, book: book, uplink: newUplink(config, book), credentials: credentials}, nil
+	return &Relay{
+		config: config, log: config.Logger, book: book, uplink: newUplink(config, book), locals: locals, credentials: credentials,
+	}, nil
 }
 
 // Run serves Envoy until the context ends; then it returns nil.

@@ -124,7 +124,7 @@ func TestRefusedStreamIsTriedAgainWithTheSameRequests(t *testing.T) {
 	}
 }
 
-func TestLosingTheControlPlaneEndsTheStreamAndKeepsReadiness(t *testing.T) {
+func TestLosingTheControlPlaneKeepsStreamAndReadiness(t *testing.T) {
 	address, stop := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	registry := prometheus.NewRegistry()
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, Metrics: registry})
@@ -134,9 +134,6 @@ func TestLosingTheControlPlaneEndsTheStreamAndKeepsReadiness(t *testing.T) {
 	connected(t, relay)
 
 	stop()
-	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
-		t.Errorf("Envoy's stream ended with %v, want Unavailable", err)
-	}
 	testenv.Eventually(t, "the reason is connection refused", func() error {
 		ok, reason := relay.Health()
 		if !ok {
@@ -148,11 +145,12 @@ func TestLosingTheControlPlaneEndsTheStreamAndKeepsReadiness(t *testing.T) {
 		}
 		return nil
 	})
+	if !relay.Status().EnvoyConnected {
+		t.Error("Envoy's stream ended with the control plane")
+	}
 
-	again := sotwStream(t, relay)
-	send(t, again, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	answering([]byte("c")).listen(t, address, nil)
-	receive(t, again)
+	receive(t, stream)
 	connected(t, relay)
 	if got := testutil.ToFloat64(relay.book.metrics.upstreamEnds.WithLabelValues("error")); got != 1 {
 		t.Errorf("counted %v broken streams, want 1", got)
@@ -264,7 +262,7 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 	l.connected("127.0.0.1:1")
 	exchange := func(typeURL, nonce, reason string) {
 		l.response(response{typeURL: typeURL, nonce: nonce, version: nonce}, 1)
-		l.request(sotw, request{typeURL: typeURL, nonce: nonce, names: 1, rejected: reason != "", reason: reason})
+		l.request(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason})
 	}
 	exchange(clusterURL, "1", "")
 	exchange(routeURL, "2", "http_proxy: response body size is 5000 bytes")
@@ -313,6 +311,7 @@ func TestWhoDoesNotReadHoldsTheOtherBack(t *testing.T) {
 	address, _ := cp.listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
+	connected(t, relay) // what was said before may be said again in another form
 	done := make(chan error, 1)
 	go func() {
 		for range pieces {

@@ -12,20 +12,20 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
 const (
-	// maxKept and maxKeptBytes bound the requests that are kept to be said again to the next control plane, until one
-	// has answered. Envoy begins with about one request a type.
-	maxKept      = 64
-	maxKeptBytes = 4 << 20
 	// settled is how long a stream has to live to count as accepted when the control plane has nothing to say on it.
 	settled = time.Second
+	// steady is how long a stream that was answered has to live for its end to be no sign of trouble.
+	steady = 10 * time.Second
 )
 
 var errDisplaced = errors.New("a newer stream took its place")
 
-// session is one stream of Envoy.
+// session is one stream of Envoy. It outlives the streams upstream that serve it, one after the other.
 type session struct {
 	relay *Relay
 	proto variant
@@ -37,15 +37,14 @@ type session struct {
 	// requests come from the reader; it is closed when Envoy has nothing more to say.
 	requests chan *frame
 	finished atomic.Bool // Envoy has ended its side
+	// trouble grows while control planes answer and end the stream soon.
+	trouble dial.Backoff
 
-	mu sync.Mutex
-	// kept are the requests so far, while no control plane has answered; overflowed says that there were too many.
-	kept       []*frame
-	keptBytes  int
-	answered   bool
-	overflowed bool
-	// listening says that Envoy has asked for listeners. Only send, of which there is one at a time, uses it.
-	listening bool
+	mu    sync.Mutex
+	state *streamState
+
+	// delivering is held while something is sent to Envoy.
+	delivering sync.Mutex
 }
 
 // serve is the handler of one stream of Envoy. What the stream needs runs beside it, because only the handler's return
@@ -53,7 +52,11 @@ type session struct {
 func (r *Relay) serve(v variant, stream grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
-	s := &session{relay: r, proto: v, envoy: stream, process: processOf(stream.Context()), ctx: ctx, cancel: cancel, requests: make(chan *frame)}
+	s := &session{
+		relay: r, proto: v, envoy: stream, process: processOf(stream.Context()), ctx: ctx, cancel: cancel,
+		requests: make(chan *frame), state: newStreamState(v),
+		trouble: dial.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
+	}
 	if err := r.await(s); err != nil {
 		return status.FromContextError(err).Err()
 	}
@@ -92,17 +95,17 @@ func (s *session) read() {
 	}
 }
 
-// run relays over one connection after the other until a control plane has answered and gone, or Envoy has.
+// run relays over one stream upstream after the other until Envoy has had enough.
 func (s *session) run() error {
 	defer s.forget()
+	var calm <-chan time.Time
 	for {
-		var l *lease
-		select {
-		case l = <-s.relay.uplink.ready:
-		case <-s.ctx.Done():
-			return s.ctx.Err()
+		l, err := s.lease(calm)
+		if l == nil {
+			return err
 		}
-		err := s.over(l)
+		began := time.Now()
+		answered, err := s.over(l)
 		switch {
 		case s.ctx.Err() != nil:
 			l.release(reusable)
@@ -112,25 +115,69 @@ func (s *session) run() error {
 			return nil
 		}
 		s.relay.book.streamEnded(l.address, err)
-		if !s.isAnswered() {
+		if !answered {
 			l.release(refused)
-			if s.canRepeat() {
-				continue
-			}
-		} else {
-			l.release(broken)
+			calm = nil
+			continue
 		}
-		return status.Errorf(codes.Unavailable, "control plane %s: %v", l.address, err)
+		l.release(broken)
+		calm = s.pause(time.Since(began))
 	}
 }
 
-// over relays over one connection until it ends. Nil means that both sides were done.
-func (s *session) over(l *lease) error {
+// pause is how long the next stream upstream is to wait for, after one that lived so long: not at all, unless control
+// planes keep ending what they have begun to answer.
+func (s *session) pause(lived time.Duration) <-chan time.Time {
+	if lived >= steady {
+		s.trouble.Reset()
+		return nil
+	}
+	return time.After(s.trouble.Next())
+}
+
+// lease waits for a connection to a control plane, and listens to Envoy meanwhile. It gives none when Envoy is done.
+func (s *session) lease(calm <-chan time.Time) (*lease, error) {
+	ready := s.relay.uplink.ready
+	if calm != nil {
+		ready = nil
+	}
+	for {
+		select {
+		case <-calm:
+			calm, ready = nil, s.relay.uplink.ready
+		case l := <-ready:
+			return l, nil
+		case f, ok := <-s.requests:
+			if !ok {
+				return nil, nil
+			}
+			s.hear(f, false)
+			f.free()
+		case <-s.ctx.Done():
+			return nil, s.ctx.Err()
+		}
+	}
+}
+
+// ascent is a session's one stream upstream.
+type ascent struct {
+	*session
+	lease    *lease
+	epoch    int
+	upstream grpc.ClientStream
+	ctx      context.Context
+	own      outbox
+	rewrites rewrites
+	answered bool
+}
+
+// over relays over one connection until its stream ends. No error means that both sides were done.
+func (s *session) over(l *lease) (answered bool, err error) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 	upstream, err := s.relay.uplink.open(ctx, l, s.proto)
 	if err != nil {
-		return err
+		return false, err
 	}
 	timer := time.AfterFunc(settled, func() {
 		if ctx.Err() == nil {
@@ -139,69 +186,113 @@ func (s *session) over(l *lease) error {
 	})
 	defer timer.Stop()
 
-	var sender sync.WaitGroup
-	sender.Go(func() { s.send(ctx, upstream) })
-	defer sender.Wait()
+	a := &ascent{session: s, lease: l, epoch: s.begin(), upstream: upstream, ctx: ctx, own: newOutbox()}
+	var beside sync.WaitGroup
+	beside.Go(a.send)
+	defer beside.Wait()
+	defer a.rewrites.wait()
 	defer cancel()
-	return s.receive(l, upstream)
+	err = a.receive()
+	return a.answered, err
 }
 
-// send carries Envoy's requests upstream, beginning with those that an earlier control plane left unanswered. Its
-// errors show in receive.
-func (s *session) send(ctx context.Context, upstream grpc.ClientStream) {
-	for _, f := range s.unanswered() {
-		err := upstream.SendMsg(f)
-		f.free()
-		if err != nil {
-			return
-		}
+// begin counts the streams upstream.
+func (s *session) begin() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.epoch++
+	return s.state.epoch
+}
+
+// send carries requests upstream: at first what Envoy has asked for so far, then what it asks for and answers, and what
+// the relay has to say itself. Its errors show in receive.
+func (a *ascent) send() {
+	if !a.sendAll(a.opening()) {
+		return
 	}
-	health := healthTeller{relay: s.relay, proto: s.proto, upstream: upstream}
+	health := healthTeller{relay: a.relay, proto: a.proto, upstream: a.upstream}
+	locals := a.relay.localRequests(a.proto)
 	for {
-		changed, err := health.tell(s.listening)
+		listening := a.isListening()
+		if listening {
+			if !a.sendAll(locals) {
+				return
+			}
+			locals = nil
+		}
+		changed, err := health.tell(listening)
 		if err != nil {
 			return
 		}
 		select {
 		case <-changed:
-		case f, ok := <-s.requests:
+		case <-a.own.filled:
+			if !a.sendAll(a.own.take()) {
+				return
+			}
+		case f, ok := <-a.requests:
 			if !ok {
-				s.finished.Store(true)
-				_ = upstream.CloseSend()
+				a.finished.Store(true)
+				_ = a.upstream.CloseSend()
 				return
 			}
-			s.observe(f)
-			s.keep(f)
-			err := upstream.SendMsg(f)
+			forward := a.hear(f, true)
 			f.free()
-			if err != nil {
+			if forward != nil && !a.sendAll([]*frame{forward}) {
 				return
 			}
-		case <-ctx.Done():
+		case <-a.ctx.Done():
 			return
 		}
 	}
 }
 
-func (s *session) observe(f *frame) {
-	r, err := peekRequest(s.proto, f.data)
-	if err != nil {
-		s.relay.log.Warn("a request of Envoy could not be read; it is passed on as it is", "error", err)
-		return
+// sendAll sends and frees the frames, and says whether all were sent.
+func (a *ascent) sendAll(frames []*frame) bool {
+	var err error
+	for _, f := range frames {
+		if err == nil {
+			err = a.upstream.SendMsg(f)
+		}
+		f.free()
 	}
-	s.listening = s.listening || r.typeURL == listenerType
-	if nack := s.relay.book.request(s.proto, r); nack {
-		s.relay.log.Warn("Envoy rejected its configuration", "type", r.typeURL, "reason", r.reason)
-	}
+	return err == nil
 }
 
-// receive carries responses to Envoy.
-func (s *session) receive(l *lease, upstream grpc.ClientStream) error {
+func (s *session) opening() []*frame {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.opening()
+}
+
+func (s *session) isListening() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.listening
+}
+
+// hear books a request of Envoy, and gives what is to go upstream.
+func (s *session) hear(f *frame, connected bool) *frame {
+	s.mu.Lock()
+	forward, h, err := s.state.hear(f, connected)
+	s.mu.Unlock()
+	if err != nil {
+		s.relay.log.Warn("a request of Envoy could not be read; it is passed on as it is", "error", err)
+		return forward
+	}
+	if nack := s.relay.book.request(s.proto, h.request); nack {
+		s.relay.log.Warn("Envoy rejected its configuration", "type", h.typeURL, "reason", h.reason)
+	}
+	return forward
+}
+
+// receive carries responses to Envoy, and to the agent what is for itself.
+func (a *ascent) receive() error {
 	for {
-		var f frame
-		err := upstream.RecvMsg(&f)
+		f := new(frame)
+		err := a.upstream.RecvMsg(f)
 		if errors.Is(err, io.EOF) {
-			if s.finished.Load() {
+			if a.finished.Load() {
 				return nil
 			}
 			return errors.New("the control plane ended the stream")
@@ -209,91 +300,58 @@ func (s *session) receive(l *lease, upstream grpc.ClientStream) error {
 		if err != nil {
 			return err
 		}
-		s.settle(l)
-		if err := s.pass(&f); err != nil {
-			s.cancel(fmt.Errorf("sending to Envoy: %w", err))
+		if !a.answered {
+			a.answered = true
+			a.relay.book.connected(a.lease.address)
+		}
+		if err := a.take(f); err != nil {
+			a.cancel(fmt.Errorf("sending to Envoy: %w", err))
 			return err
 		}
 	}
 }
 
-func (s *session) pass(f *frame) error {
-	defer f.free()
-	r, err := peekResponse(s.proto, f.data)
+// take sees a response to where it belongs, and frees it.
+func (a *ascent) take(f *frame) error {
+	r, err := peekResponse(a.proto, f.data)
 	if err != nil {
-		s.relay.log.Warn("a response of the control plane could not be read; it is passed on as it is", "error", err)
-	} else {
-		s.relay.book.response(r, f.data.Len())
+		defer f.free()
+		a.relay.log.Warn("a response of the control plane could not be read; it is passed on as it is", "error", err)
+		a.delivering.Lock()
+		defer a.delivering.Unlock()
+		return a.envoy.SendMsg(f)
 	}
-	return s.envoy.SendMsg(f)
+	if local, ok := a.relay.locals[r.typeURL]; ok {
+		defer f.free()
+		a.own.put(a.applyLocal(local, r, f))
+		return nil
+	}
+	if rewrite, ok := a.relay.config.Rewrite[r.typeURL]; ok {
+		return a.rewrites.put(a, rewrite, r, f)
+	}
+	defer f.free()
+	return a.deliver(a.epoch, r, f)
 }
 
-// settle notes that the control plane answers.
-func (s *session) settle(l *lease) {
+// deliver sends a response to Envoy.
+func (s *session) deliver(epoch int, r response, f *frame) error {
+	s.delivering.Lock()
+	defer s.delivering.Unlock()
 	s.mu.Lock()
-	first := !s.answered
-	s.answered = true
-	s.drop()
+	nonce := s.state.sent(r, epoch)
 	s.mu.Unlock()
-	if first {
-		s.relay.book.connected(l.address)
+	if nonce != r.nonce {
+		f = f.with(responseNonce, nonce)
+		defer f.free()
+		r.nonce = nonce
 	}
-}
-
-func (s *session) isAnswered() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.answered
-}
-
-func (s *session) canRepeat() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.answered && !s.overflowed
-}
-
-// keep remembers a request until a control plane has answered.
-func (s *session) keep(f *frame) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.answered || s.overflowed {
-		return
-	}
-	size := f.data.Len()
-	if len(s.kept) == maxKept || s.keptBytes+size > maxKeptBytes {
-		s.overflowed = true
-		s.drop()
-		return
-	}
-	f.data.Ref()
-	s.kept = append(s.kept, &frame{data: f.data})
-	s.keptBytes += size
-}
-
-// unanswered gives the kept requests, each with a reference of the caller's own.
-func (s *session) unanswered() []*frame {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	frames := make([]*frame, len(s.kept))
-	for i, f := range s.kept {
-		f.data.Ref()
-		frames[i] = &frame{data: f.data}
-	}
-	return frames
-}
-
-// drop frees what was kept; the caller holds the lock.
-func (s *session) drop() {
-	for _, f := range s.kept {
-		f.free()
-	}
-	s.kept, s.keptBytes = nil, 0
+	s.relay.book.response(r, f.data.Len())
+	return s.envoy.SendMsg(f)
 }
 
 // forget frees everything at the end.
 func (s *session) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.overflowed = true
-	s.drop()
+	s.state.release()
 }

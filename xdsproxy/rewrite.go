@@ -1,0 +1,174 @@
+package xdsproxy
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// maxRewrites bounds the responses of one type that wait for their rewriting; then the control plane is held back.
+const maxRewrites = 8
+
+// Rewriter changes the resources of a response before Envoy gets them: Envoy gets what it returns, which may change the
+// values in place. It may take its time: responses of other types pass meanwhile, those of the same type wait, in order. An
+// error rejects the response towards the control plane, as if Envoy had done it, and Envoy does not get it. The context ends
+// with the stream upstream.
+type Rewriter func(ctx context.Context, resources []Resource) ([]Resource, error)
+
+// Resource is one resource of a response.
+type Resource struct {
+	// Name is empty for a resource of the SotW protocol whose content is not readable.
+	Name string
+	// Type is the type URL of the Any, and Value its content.
+	Type  string
+	Value []byte
+}
+
+// rewrites are the rewriters at work on one stream upstream.
+type rewrites struct {
+	queues  map[string]chan rewriteJob
+	running sync.WaitGroup
+}
+
+type rewriteJob struct {
+	response
+	frame *frame
+}
+
+// put queues a response; it takes over the frame.
+func (w *rewrites) put(a *ascent, rewrite Rewriter, r response, f *frame) error {
+	queue := w.queues[r.typeURL]
+	if queue == nil {
+		if w.queues == nil {
+			w.queues = make(map[string]chan rewriteJob)
+		}
+		queue = make(chan rewriteJob, maxRewrites)
+		w.queues[r.typeURL] = queue
+		w.running.Go(func() { a.rewriteAll(rewrite, queue) })
+	}
+	select {
+	case queue <- rewriteJob{r, f}:
+	case <-a.ctx.Done():
+		f.free()
+	}
+	return nil
+}
+
+// wait waits for the rewriters to end, which they do with the stream upstream.
+func (w *rewrites) wait() {
+	w.running.Wait()
+	for _, queue := range w.queues {
+		for len(queue) > 0 {
+			(<-queue).frame.free()
+		}
+	}
+}
+
+func (a *ascent) rewriteAll(rewrite Rewriter, queue <-chan rewriteJob) {
+	for {
+		select {
+		case <-a.ctx.Done():
+			return
+		case job := <-queue:
+			err := a.rewrite(rewrite, job)
+			job.frame.free()
+			if err != nil {
+				a.cancel(fmt.Errorf("sending to Envoy: %w", err))
+				return
+			}
+		}
+	}
+}
+
+func (a *ascent) rewrite(rewrite Rewriter, job rewriteJob) error {
+	f, err := rewritten(a.ctx, a.proto, rewrite, job)
+	switch {
+	case a.ctx.Err() != nil:
+		return nil
+	case err != nil:
+		a.relay.log.Warn("a response was rejected before Envoy got it", "type", job.typeURL, "reason", err)
+		a.refuse(job, err)
+		return nil
+	}
+	return a.deliver(a.epoch, job.response, f)
+}
+
+// refuse answers a response in Envoy's place.
+func (a *ascent) refuse(job rewriteJob, reason error) {
+	a.relay.book.response(job.response, job.frame.data.Len())
+	a.relay.book.request(a.proto, request{typeURL: job.typeURL, nonce: job.nonce, rejected: true, reason: reason.Error()})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var version string
+	var names []string
+	if t := a.state.types[job.typeURL]; t != nil {
+		version, names = t.version, sorted(t.names)
+	}
+	a.own.put(reply(a.proto, job.response, version, names, reason))
+}
+
+// rewritten is the response with other resources.
+func rewritten(ctx context.Context, v variant, rewrite Rewriter, job rewriteJob) (*frame, error) {
+	if v == sotw {
+		return rewrittenSotw(ctx, rewrite, job)
+	}
+	var m discoveryv3.DeltaDiscoveryResponse
+	if err := proto.Unmarshal(job.frame.data.Materialize(), &m); err != nil {
+		return nil, fmt.Errorf("reading the response: %w", err)
+	}
+	byName := make(map[string]*discoveryv3.Resource, len(m.Resources))
+	in := make([]Resource, len(m.Resources))
+	for i, r := range m.Resources {
+		byName[r.Name] = r
+		in[i] = Resource{Name: r.Name, Type: r.GetResource().GetTypeUrl(), Value: r.GetResource().GetValue()}
+	}
+	out, err := rewrite(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	m.Resources = m.Resources[:0]
+	for _, r := range out {
+		wrapper := byName[r.Name]
+		if wrapper == nil {
+			wrapper = &discoveryv3.Resource{Name: r.Name}
+		}
+		wrapper.Resource = &anypb.Any{TypeUrl: r.Type, Value: r.Value}
+		m.Resources = append(m.Resources, wrapper)
+	}
+	return marshalled(&m)
+}
+
+func rewrittenSotw(ctx context.Context, rewrite Rewriter, job rewriteJob) (*frame, error) {
+	var m discoveryv3.DiscoveryResponse
+	if err := proto.Unmarshal(job.frame.data.Materialize(), &m); err != nil {
+		return nil, fmt.Errorf("reading the response: %w", err)
+	}
+	in := make([]Resource, len(m.Resources))
+	for i, r := range m.Resources {
+		in[i] = Resource{Type: r.GetTypeUrl(), Value: r.GetValue()}
+		if i < len(job.resources) {
+			in[i].Name = job.resources[i].name
+		}
+	}
+	out, err := rewrite(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	m.Resources = m.Resources[:0]
+	for _, r := range out {
+		m.Resources = append(m.Resources, &anypb.Any{TypeUrl: r.Type, Value: r.Value})
+	}
+	return marshalled(&m)
+}
+
+func marshalled(m proto.Message) (*frame, error) {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	return message(b), nil
+}

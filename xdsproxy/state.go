@@ -1,0 +1,297 @@
+package xdsproxy
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/mem"
+)
+
+// maxUnanswered bounds the responses that are remembered until Envoy has answered them. What is forgotten counts as never
+// accepted, and a control plane that comes later sends it again.
+const maxUnanswered = 128
+
+// streamState is what one stream of Envoy has asked for and what it holds, whichever control plane serves it: all that is
+// needed to go on with another. It is not safe for concurrent use.
+type streamState struct {
+	proto variant
+	node  []byte // of Envoy's first request
+	types map[string]*typeState
+	order []string // in which Envoy asked first: what depends on something is asked for after it
+	epoch int      // counts the streams upstream; 0 while there was none
+	// listening says that Envoy has asked for listeners.
+	listening bool
+}
+
+// typeState is the same for one type.
+type typeState struct {
+	url   string
+	names map[string]struct{}
+	// all says that Envoy asks for everything there is; silently, that it does so by naming nothing.
+	all, silently bool
+	// version is of the response that Envoy accepted last. In the delta protocol held has each resource's.
+	version string
+	held    map[string]string
+	pending []unanswered // the oldest first
+	// raw is Envoy's first request as it came, until something more is known than what it says.
+	raw *frame
+}
+
+// unanswered is a response that Envoy has and has not answered.
+type unanswered struct {
+	nonce string // as Envoy knows it
+	response
+}
+
+func newStreamState(v variant) *streamState {
+	return &streamState{proto: v, types: make(map[string]*typeState)}
+}
+
+// verdict is what Envoy said to a response.
+type verdict int
+
+const (
+	noVerdict verdict = iota
+	accepted
+	rejected
+)
+
+// heard is what came of a request.
+type heard struct {
+	request
+	verdict verdict
+	first   bool // of its type
+	// about is the response that the verdict is about.
+	about response
+}
+
+// hear takes a request of Envoy into account. It gives what is to be sent upstream, of which the caller has a reference,
+// or nil: an answer to somebody who is not there any more is nobody's business.
+func (s *streamState) hear(f *frame, connected bool) (forward *frame, h heard, err error) {
+	if h.request, err = peekRequest(s.proto, f.data); err != nil {
+		return f.share(), h, err
+	}
+	if s.node == nil {
+		s.node = h.node
+	}
+	t, first := s.of(h.typeURL)
+	if t == nil {
+		return f.share(), h, nil
+	}
+	h.first = first
+	s.listening = s.listening || h.typeURL == listenerType
+	h.verdict, h.about = t.settle(s.proto, h.request)
+	changed := t.subscribe(s.proto, h.request, first)
+	t.forgetRaw()
+	if first && h.nonce == "" {
+		t.raw = f.share()
+	}
+	if !connected {
+		return nil, h, nil
+	}
+	return s.forward(f, t, h.request, changed), h, nil
+}
+
+// forward is the request as the control plane in force is to get it.
+func (s *streamState) forward(f *frame, t *typeState, r request, changed bool) *frame {
+	epoch, nonce := splitNonce(r.nonce)
+	switch {
+	case nonce == r.nonce && (nonce == "" || s.epoch == 1):
+		return f.share()
+	case epoch == s.epoch:
+		return f.with(requestNonce(s.proto), nonce)
+	case !changed:
+		return nil
+	case s.proto == sotw:
+		return s.ask(t, nil)
+	}
+	return change(r)
+}
+
+// of finds or opens the state of a type; nil when there are too many.
+func (s *streamState) of(typeURL string) (t *typeState, first bool) {
+	t = s.types[typeURL]
+	if t != nil || len(s.types) >= maxTypes {
+		return t, false
+	}
+	t = &typeState{url: typeURL, names: make(map[string]struct{}), held: make(map[string]string)}
+	s.types[typeURL] = t
+	s.order = append(s.order, typeURL)
+	return t, true
+}
+
+// subscribe takes over what Envoy asks for, and tells whether that is something else than before.
+func (t *typeState) subscribe(v variant, r request, first bool) (changed bool) {
+	if v == sotw {
+		if first {
+			t.version = r.version
+		}
+		return t.replaceNames(r.names)
+	}
+	if first {
+		for _, k := range r.known {
+			t.held[k.name] = k.version
+		}
+	}
+	if r.asksForAll() || (first && len(r.subscribe) == 0) {
+		t.all, t.silently = true, !r.asksForAll()
+	}
+	for _, name := range r.subscribe {
+		if name != wildcard {
+			t.names[name] = struct{}{}
+		}
+	}
+	for _, name := range r.unsubscribe {
+		t.unsubscribe(name)
+	}
+	return len(r.subscribe)+len(r.unsubscribe) > 0
+}
+
+func (t *typeState) unsubscribe(name string) {
+	if name == wildcard {
+		t.all = false
+		return
+	}
+	delete(t.names, name)
+	if !t.all {
+		delete(t.held, name)
+	}
+}
+
+func (t *typeState) replaceNames(names []string) (changed bool) {
+	changed = len(names) != len(t.names)
+	next := make(map[string]struct{}, len(names))
+	for _, name := range names {
+		if _, had := t.names[name]; !had {
+			changed = true
+		}
+		next[name] = struct{}{}
+	}
+	t.names = next
+	return changed
+}
+
+// settle finds the response that a request answers.
+func (t *typeState) settle(v variant, r request) (verdict, response) {
+	if r.nonce == "" {
+		return noVerdict, response{}
+	}
+	i := slices.IndexFunc(t.pending, func(p unanswered) bool { return p.nonce == r.nonce })
+	if i < 0 {
+		return noVerdict, response{}
+	}
+	p := t.pending[i]
+	from := i
+	if v == sotw { // whose newest answer is for all before it, too
+		from = 0
+	}
+	t.pending = slices.Delete(t.pending, from, i+1)
+	if r.rejected {
+		return rejected, p.response
+	}
+	t.accept(v, p.response)
+	return accepted, p.response
+}
+
+func (t *typeState) accept(v variant, r response) {
+	t.version = r.version
+	if v == sotw {
+		return
+	}
+	for _, one := range r.resources {
+		t.held[one.name] = one.version
+	}
+	for _, name := range r.removed {
+		delete(t.held, name)
+	}
+}
+
+// sent takes a response into account that is about to go to Envoy, and gives the nonce that Envoy is to get.
+func (s *streamState) sent(r response, epoch int) (nonce string) {
+	nonce = joinNonce(epoch, r.nonce)
+	t := s.types[r.typeURL]
+	if t == nil {
+		return nonce
+	}
+	t.forgetRaw()
+	if len(t.pending) >= maxUnanswered {
+		t.pending = slices.Delete(t.pending, 0, 1)
+	}
+	t.pending = append(t.pending, unanswered{nonce: nonce, response: r})
+	return nonce
+}
+
+// opening is what a new stream upstream begins with: all that Envoy has asked for, and what it holds of it. The caller has
+// a reference to each.
+func (s *streamState) opening() []*frame {
+	var frames []*frame
+	for i, typeURL := range s.order {
+		t := s.types[typeURL]
+		if t.raw != nil {
+			frames = append(frames, t.raw.share())
+			continue
+		}
+		var node []byte
+		if i == 0 {
+			node = s.node
+		}
+		frames = append(frames, s.ask(t, node))
+	}
+	return frames
+}
+
+// release frees what is held.
+func (s *streamState) release() {
+	for _, t := range s.types {
+		t.forgetRaw()
+	}
+}
+
+func (t *typeState) forgetRaw() {
+	if t.raw != nil {
+		t.raw.free()
+		t.raw = nil
+	}
+}
+
+// nonceMark begins the nonces that the relay made: different control planes may well use the same ones.
+const nonceMark = "pilotfish/"
+
+// joinNonce is how Envoy gets to know a nonce of a stream upstream. Those of the first one stay as they are; epoch 0 is the
+// relay itself.
+func joinNonce(epoch int, nonce string) string {
+	if epoch == 1 && !strings.HasPrefix(nonce, nonceMark) {
+		return nonce
+	}
+	return fmt.Sprintf("%s%d/%s", nonceMark, epoch, nonce)
+}
+
+func splitNonce(joined string) (epoch int, nonce string) {
+	rest, marked := strings.CutPrefix(joined, nonceMark)
+	if !marked {
+		return 1, joined
+	}
+	number, nonce, _ := strings.Cut(rest, "/")
+	epoch, err := strconv.Atoi(number)
+	if err != nil {
+		return 1, joined
+	}
+	return epoch, nonce
+}
+
+// share is another reference to the frame.
+func (f *frame) share() *frame {
+	f.data.Ref()
+	return &frame{data: f.data}
+}
+
+// with is the frame with a text set, which goes over the one that is in it: of a field that is there twice, protobuf takes
+// the last.
+func (f *frame) with(field int, text string) *frame {
+	shared := f.share()
+	data := make(mem.BufferSlice, 0, len(shared.data)+1)
+	data = append(data, shared.data...)
+	return &frame{data: append(data, mem.SliceBuffer(appendText(nil, field, text)))}
+}
