@@ -80,6 +80,9 @@ func TestWaitKeepsTheContract(t *testing.T) {
 		"nobody there":      {quick("--url=http://127.107.31.2:15021/"), 255, "connection refused"},
 		"no period":         {quick(url+"/no", "--periodMillis=0"), 255, "no listeners yet"},
 		"wrong URL":         {[]string{"--url=http://[::1"}, 2, "--url"},
+		"no URL":            {[]string{"--url=notaurl"}, 2, "notaurl"},
+		"no host":           {[]string{"--url=http://:15021/"}, 2, "write it as"},
+		"other scheme":      {[]string{"--url=ftp://localhost/x"}, 2, "write it as"},
 		"argument":          {[]string{"now"}, 2, "--help"},
 		"global flags":      {[]string{url + "/healthz/ready", "--log_output_level=default:info", "--log_as_json", "--vklog=1", "--log_caller=all", "--log_stacktrace_level=none", "--log_target=stdout"}, 0, ""},
 	} {

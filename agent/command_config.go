@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -131,14 +130,10 @@ func validated(ctx context.Context, c *Config) (verdict string, err error) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return "", fmt.Errorf("writing the bootstrap for Envoy to check: %w", err)
 	}
-	err = envoy.Validate(ctx, binary.Path, envoy.Options{
+	err = c.validate(ctx, binary, envoy.Options{
 		Version: binary.Version, ConfigPath: file, Concurrency: c.Envoy.Concurrency,
 		LogLevel: c.Envoy.LogLevel, ComponentLogLevel: c.Envoy.ComponentLogLevel,
 	})
-	var refused *envoy.InvalidError
-	if errors.As(err, &refused) {
-		return "", usagef("Envoy %s (%s) does not take this bootstrap: %s", binary.Version, binary.Path, refused.Reason)
-	}
 	if err != nil {
 		return "", err
 	}

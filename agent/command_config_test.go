@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pilotfish-mesh/pilotfish/envoy"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -45,7 +46,7 @@ func TestEachEnvoyChecksTheBootstrap(t *testing.T) {
 		}
 		s.env = append(env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), "ISTIO_BOOTSTRAP_OVERRIDE=bad.yaml")
 		out, errOut, code := s.ask(t, "bootstrap", "--validate")
-		if code != 2 || out != "" || !strings.Contains(errOut, "does not take this bootstrap") || !strings.Contains(errOut, "no.such.socket") {
+		if code != 2 || out != "" || !strings.Contains(errOut, "bad.yaml: Envoy") || !strings.Contains(errOut, "no.such.socket") {
 			t.Errorf("%s takes a socket that is not there: code %d, %s%s", version, code, out, errOut)
 		}
 	}
@@ -170,6 +171,35 @@ func TestWrongUseOfTheCommandsIsTold(t *testing.T) {
 	} {
 		if out, errOut, code := s.ask(t, strings.Fields(line)...); code != 2 || out != "" || !strings.Contains(errOut, want) {
 			t.Errorf("%s: code %d, %s%s; want 2 and %q", line, code, out, errOut, want)
+		}
+	}
+}
+
+func TestBootstrapIsCheckedOnceForEachContent(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	asked := filepath.Join(dir, "asked")
+	program := filepath.Join(dir, "envoy")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho >>"+asked+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c := resolve(t, env())
+	c.Bootstrap.Override, c.Bootstrap.OverrideFile = []byte("{}"), "own.yaml"
+	file := filepath.Join(dir, "bootstrap.json")
+	for i, step := range []struct {
+		text  string
+		level string
+		asked int
+	}{{"a", "info", 1}, {"a", "info", 1}, {"b", "info", 2}, {"b", "debug", 3}, {"b", "debug", 3}} {
+		if err := os.WriteFile(file, []byte(step.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		binary := envoy.Binary{Path: program, Version: envoy.MinimumVersion}
+		if err := c.validateOnce(t.Context(), binary, envoy.Options{ConfigPath: file, LogLevel: step.level}); err != nil {
+			t.Fatal(err)
+		}
+		if seen, _ := os.ReadFile(asked); len(seen) != step.asked {
+			t.Errorf("step %d: Envoy was asked %d times, want %d", i+1, len(seen), step.asked)
 		}
 	}
 }

@@ -8,11 +8,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
 const waitHelp = `Wait until the proxy is ready to take traffic.
@@ -63,7 +66,7 @@ func directClient(timeout time.Duration) *http.Client {
 }
 
 func (w *waiter) wait(ctx context.Context) error {
-	if _, err := http.NewRequest(http.MethodGet, w.url, nil); err != nil {
+	if err := checkURL(w.url); err != nil {
 		return usagef("--url: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.timeout)
@@ -82,6 +85,15 @@ func (w *waiter) wait(ctx context.Context) error {
 			return codedError{fmt.Errorf("the proxy is not ready after %v: %w", w.timeout, err), exitNotYet}
 		}
 	}
+}
+
+// checkURL refuses what could never answer, so that nobody waits for it.
+func checkURL(text string) error {
+	u, err := url.Parse(text)
+	if err == nil && (u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "") {
+		err = fmt.Errorf("%q is no URL that can be asked: write it as http://localhost:15021/healthz/ready", redact.Text(text))
+	}
+	return err
 }
 
 func (w *waiter) ask(ctx context.Context) error {

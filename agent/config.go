@@ -102,9 +102,12 @@ type BootstrapConfig struct {
 	Tracing *meshv1.MeshConfig_ExtensionProvider
 }
 
-// author is the file by which somebody else than the agent has a say in the bootstrap; empty for none.
+// author names the files by which somebody else than the agent has a say in the bootstrap; empty for none.
 func (c BootstrapConfig) author() string {
-	if c.Override != nil {
+	switch {
+	case c.Override != nil && c.Custom != nil:
+		return c.CustomFile + " with " + c.OverrideFile
+	case c.Override != nil:
 		return c.OverrideFile
 	}
 	return c.CustomFile

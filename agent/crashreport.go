@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/envoy"
 	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 	"github.com/pilotfish-mesh/pilotfish/version"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
@@ -31,7 +31,7 @@ const (
 	mostTermination = 4096
 )
 
-// crashReport is all that is known of a bad end. It goes through envoy.Redact before it is written.
+// crashReport is all that is known of a bad end. It goes through redact.JSON before it is written.
 type crashReport struct {
 	Time    time.Time `json:"time"`
 	Why     string    `json:"why"`
@@ -116,7 +116,7 @@ func redactedReport(r crashReport) ([]byte, error) {
 		return nil, err
 	}
 	var clean, text bytes.Buffer
-	if err := envoy.Redact(&clean, bytes.NewReader(raw)); err != nil {
+	if err := redact.JSON(&clean, bytes.NewReader(raw)); err != nil {
 		return nil, err
 	}
 	err = json.Indent(&text, clean.Bytes(), "", " ")
@@ -179,7 +179,7 @@ func (e *envoyPart) lastWords(end *EndStatus) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Envoy %s\n", end.Text)
 	for _, line := range end.Tail[max(0, len(end.Tail)-20):] {
-		b.WriteString(envoy.RedactText(line) + "\n")
+		b.WriteString(redact.Text(line) + "\n")
 	}
 	text := b.String()
 	if len(text) > mostTermination {

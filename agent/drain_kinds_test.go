@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"syscall"
@@ -62,4 +64,31 @@ func TestSidecarDrainsWhatComesInAndARouterDrainsAll(t *testing.T) {
 			r.nothingLeft()
 		})
 	}
+}
+
+// An Envoy that is started again in a drain does not take the clients back that were told to go.
+func TestEnvoyThatIsStartedAgainWhileTheProxyDrainsDrainsToo(t *testing.T) {
+	t.Parallel()
+	s := newSlowSetup(t, "127.151.1.1")
+	s.args = append(s.args, "--restart")
+	r := s.start(t)
+	r.waitReady()
+	r.signal(syscall.SIGUSR2)
+	r.waitState(Draining)
+	first := r.envoy()
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("another one drains, and tells its clients to go", func() error {
+		if pids := r.envoys(); pids[len(pids)-1] == first {
+			return errors.New("no other Envoy yet")
+		}
+		if got := s.get(0); got.err != nil || !got.close {
+			return fmt.Errorf("%+v", got)
+		}
+		return nil
+	})
+	r.waitState(Draining)
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0)
 }

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
 	"sync"
@@ -66,29 +65,13 @@ func newEnvoyPart(a *Agent) (*envoyPart, error) {
 
 func (e *envoyPart) part() part { return part{name: "envoy", run: e.run, health: e.condition} }
 
-// taken asks Envoy whether it takes a bootstrap that somebody else had a hand in, so that it is refused with its file and
-// Envoy's reason instead of by an Envoy that ends as soon as it starts.
-func (e *envoyPart) taken(ctx context.Context, binary envoy.Binary) error {
-	author := e.Config.Bootstrap.author()
-	if author == "" {
-		return nil
-	}
-	var refused *envoy.InvalidError
-	if err := envoy.Validate(ctx, binary.Path, e.options(binary)); errors.As(err, &refused) {
-		return usagef("%s: Envoy %s does not take the bootstrap that comes of it: %s", author, binary.Version, refused.Reason)
-	} else if err != nil && ctx.Err() == nil {
-		return err
-	}
-	return nil
-}
-
 // run owns Envoy until the context ends or Envoy does for good.
 func (e *envoyPart) run(ctx context.Context) error {
 	binary, err := e.find(ctx)
 	if err != nil {
 		return err
 	}
-	if err := e.taken(ctx, binary); err != nil {
+	if err := e.Config.validateOnce(ctx, binary, e.options(binary)); err != nil {
 		return err
 	}
 	e.sweepLineages()
@@ -187,6 +170,7 @@ func (e *envoyPart) once(ctx context.Context, binary envoy.Binary) (*instance, e
 // follow waits for the end of the current instance, and ends it when the context ends. An instance that was replaced is
 // left to whoever replaced it.
 func (e *envoyPart) follow(ctx context.Context) *instance {
+	stay := e.orders.stay.done()
 	for {
 		i := e.instance()
 		select {
@@ -195,6 +179,10 @@ func (e *envoyPart) follow(ctx context.Context) *instance {
 				return i
 			}
 		case <-e.replaced:
+			stay = e.orders.stay.done()
+		case <-stay:
+			stay = nil
+			_ = e.upgrades.run(func() { e.keepDraining(i) }) // refused when the end has begun, which drains too
 		case <-ctx.Done():
 			e.stop(i)
 			if i == e.instance() {

@@ -29,12 +29,13 @@ func (o *order) given() bool {
 // orders are what the agent was told from outside, besides to end.
 type orders struct {
 	drain     *order // not ready any more: the proxy drains, or is about to
+	stay      *order // to drain, and to go on until the order to end: an Envoy that is started after it drains too
 	endAtOnce *order // POST /drain: the next order to end is carried out at once
 	quit      *order // POST /quitquitquit
 }
 
 func newOrders() orders {
-	return orders{drain: newOrder(), endAtOnce: newOrder(), quit: newOrder()}
+	return orders{drain: newOrder(), stay: newOrder(), endAtOnce: newOrder(), quit: newOrder()}
 }
 
 // drainTime bounds what a drain that was ordered on the status port takes of Envoy.
@@ -59,6 +60,7 @@ func (a *Agent) undrained() (ok bool, reason string) {
 // left.
 func (a *Agent) drainAndStay(by string) {
 	a.orders.drain.give()
+	defer a.orders.stay.give()
 	a.Logger.Info("draining, and staying until told to end", "by", by)
 	if a.envoy == nil {
 		return
@@ -71,5 +73,27 @@ func (a *Agent) drainAndStay(by string) {
 	defer cancel()
 	if err := a.envoy.tellClients(ctx, i, true); err != nil {
 		a.Logger.Error("Envoy was not told to drain", "error", err)
+	}
+}
+
+// keepDraining has an Envoy drain that could not be told when the order came: it was about to start, or did not answer.
+// Only listeners that Envoy has already are drained.
+func (e *envoyPart) keepDraining(i *instance) {
+	for pace := firstCount; ; pace = min(pace*3/2, rarestCount) {
+		if state, _ := i.status(); state == Draining {
+			return
+		}
+		ready, _ := i.check(e.upgrades.life)
+		if ready && e.tellClients(e.upgrades.life, i, true) == nil {
+			e.Logger.Info("Envoy drains too, since that was ordered before", "pid", i.process.PID())
+			return
+		}
+		select {
+		case <-i.process.Done():
+			return
+		case <-e.upgrades.life.Done():
+			return
+		case <-time.After(pace):
+		}
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
 // notShown stands for a value that may be secret.
@@ -17,7 +17,7 @@ var secretName = regexp.MustCompile(`(?i)(token|passw(or)?d|secret|credential|ap
 // what looks like one by itself. Names of files are no secrets.
 func shown(name, value string) string {
 	if value == "" || !secretName.MatchString(name) || strings.HasPrefix(value, "/") || strings.HasPrefix(value, "./") {
-		return envoy.RedactText(value)
+		return redact.Text(value)
 	}
 	return notShown
 }
@@ -42,7 +42,7 @@ func withoutSecrets(value any) any {
 		}
 		return clean
 	case string:
-		return envoy.RedactText(v)
+		return redact.Text(v)
 	}
 	return value
 }

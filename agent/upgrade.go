@@ -228,7 +228,7 @@ func (t *takeover) pick(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := envoy.Validate(ctx, t.binary.Path, t.options(t.binary)); err != nil {
+	if err := t.Config.validate(ctx, t.binary, t.options(t.binary)); err != nil {
 		return err
 	}
 	impossible := t.whyNoHotRestart(ctx)

@@ -43,9 +43,24 @@ func changedTree(c Config) (tree, error) {
 		}
 	}
 	if err := check(result, own, author); err != nil {
-		return nil, err
+		return nil, blame(c, err, own)
 	}
 	return result, nil
+}
+
+// blame finds the file that is at fault, where there are two.
+func blame(c Config, err error, own tree) error {
+	if len(c.Custom) == 0 || len(c.Override) == 0 {
+		return err
+	}
+	alone, customErr := customTree(c, own)
+	if customErr == nil {
+		customErr = check(alone, own, orText(c.CustomFile, "the custom bootstrap"))
+	}
+	if customErr != nil {
+		return customErr
+	}
+	return err
 }
 
 // ownTree is the bootstrap that this package makes.

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -321,4 +322,31 @@ func FuzzOverrideIsReadOrRefused(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// With a whole bootstrap and an override over it, the file that is at fault is named.
+func TestFileAtFaultIsNamedWhereThereAreTwo(t *testing.T) {
+	c := sidecar()
+	c.Custom, c.CustomFile = []byte(`{"node": {"id": "someone-else"}}`), "whole.yaml"
+	c.Override, c.OverrideFile = []byte(`{"stats_flush_interval": "6s"}`), "own.yaml"
+	if _, err := Encode(c); err == nil || !strings.Contains(err.Error(), "whole.yaml") {
+		t.Errorf("the whole one is at fault: %v", err)
+	}
+	c.Custom = []byte(`{"stats_flush_interval": "5s"}`)
+	c.Override = []byte(`{"node": {"id": "someone-else"}}`)
+	if _, err := Encode(c); err == nil || !strings.Contains(err.Error(), "own.yaml") {
+		t.Errorf("the override is at fault: %v", err)
+	}
+}
+
+func TestRenderedBootstrapHasNoPasswordOfAURL(t *testing.T) {
+	c := sidecar()
+	c.Metadata = map[string]any{"DB": "postgres://user:hunter2@db/x", "PLAIN": "https://example.com/a:b"}
+	text, err := Render(c)
+	if err != nil || bytes.Contains(text, []byte("hunter2")) || !bytes.Contains(text, []byte("https://example.com/a:b")) {
+		t.Errorf("%v, %s", err, text)
+	}
+	if text, err := Encode(c); err != nil || !bytes.Contains(text, []byte("hunter2")) {
+		t.Errorf("Envoy's own lacks it: %v", err)
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
 // notShown stands for a secret.
@@ -75,8 +77,8 @@ func isSecret(name string) bool {
 	return false
 }
 
-// hide takes the secrets out of what somebody else wrote: what is given in place under a telling name, and the values of
-// headers with one.
+// hide takes the secrets out of what somebody else wrote: what is given in place under a telling name, the values of
+// headers with one, and what looks like a secret wherever it stands, as the password of a URL.
 func hide(v any) any {
 	switch v := v.(type) {
 	case tree:
@@ -99,6 +101,8 @@ func hide(v any) any {
 			shown[i] = hide(value)
 		}
 		return shown
+	case string:
+		return redact.Text(v)
 	}
 	return v
 }

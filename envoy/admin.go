@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
 const (
@@ -203,7 +205,7 @@ func (a *Admin) RedactedConfigDump(ctx context.Context, resource string, most in
 		return &StatusError{Path: "/config_dump", Status: resp.StatusCode, Body: firstLine(string(body))}
 	}
 	limited := &io.LimitedReader{R: resp.Body, N: most}
-	err = Redact(to, limited)
+	err = redact.JSON(to, limited)
 	if err != nil && limited.N <= 0 {
 		return fmt.Errorf("the configuration of Envoy is larger than %d bytes", most)
 	}

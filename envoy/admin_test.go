@@ -1,7 +1,9 @@
 package envoy
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -153,5 +155,25 @@ func TestAdminIsReachedByEveryFormOfAddress(t *testing.T) {
 			t.Errorf("%s: %q, %v", addr, state, err)
 		}
 		admin.Close()
+	}
+}
+
+func TestConfigDumpOfARealEnvoyKeepsItsFormWithoutSecrets(t *testing.T) {
+	bootstrap := strings.Replace(staticBootstrap, "admin:", `node: {id: a, cluster: b, metadata: {DB_PASSWORD: very-hidden, TEAM: books}}
+admin:`, 1)
+	p, admin := startEnvoy(t, bootstrap)
+	awaitReady(t, p, admin)
+	var out bytes.Buffer
+	if err := admin.RedactedConfigDump(t.Context(), "", 8<<20, &out); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); strings.Contains(text, "very-hidden") || !strings.Contains(text, "books") || !strings.Contains(text, `"echo"`) {
+		t.Errorf("the dump: %s", text)
+	}
+	if !json.Valid(out.Bytes()) {
+		t.Error("the dump is not JSON any more")
+	}
+	if err := admin.RedactedConfigDump(t.Context(), "", 100, &out); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("a dump beyond the bound: %v", err)
 	}
 }

@@ -1,4 +1,5 @@
-package envoy
+// Package redact leaves secrets out of what people and files get to see.
+package redact
 
 import (
 	"bufio"
@@ -26,9 +27,9 @@ var secretTexts = regexp.MustCompile(`(?i)-----BEGIN [A-Z ]*PRIVATE KEY-----|\bb
 // places are texts within a secret that say where it is, not what it is.
 var places = map[string]bool{"@type": true, "filename": true, "path": true, "watched_directory": true, "provider_name": true, "name": true}
 
-// Redact copies JSON and leaves secrets out: the values of fields and headers that are named as secrets are, and texts that
+// JSON copies JSON and leaves secrets out: the values of fields and headers that are named as secrets are, and texts that
 // look like them. It holds no more than one value in memory at a time.
-func Redact(to io.Writer, from io.Reader) error {
+func JSON(to io.Writer, from io.Reader) error {
 	in := json.NewDecoder(from)
 	in.UseNumber()
 	out := bufio.NewWriter(to)
@@ -164,8 +165,8 @@ func (r *redactor) close(with byte) error {
 	return r.out.WriteByte(with)
 }
 
-// RedactText leaves out of a line what looks like a secret.
-func RedactText(line string) string {
+// Text leaves out of a line what looks like a secret.
+func Text(line string) string {
 	if !secretTexts.MatchString(line) {
 		return line
 	}

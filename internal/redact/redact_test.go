@@ -1,4 +1,4 @@
-package envoy
+package redact
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 func redactedText(t *testing.T, text string) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := Redact(&out, strings.NewReader(text)); err != nil {
+	if err := JSON(&out, strings.NewReader(text)); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
 	return strings.TrimSpace(out.String())
@@ -45,39 +45,19 @@ func TestSecretsAreLeftOut(t *testing.T) {
 func TestBrokenJSONIsAnErrorAndNotAPanic(t *testing.T) {
 	for _, text := range []string{"", "{", `{"a"`, `{"a":`, `{"key":`, "[1,", "[1}", "nope", strings.Repeat("[", 100000)} {
 		var out bytes.Buffer
-		if err := Redact(&out, strings.NewReader(text)); err == nil {
+		if err := JSON(&out, strings.NewReader(text)); err == nil {
 			t.Errorf("%.20s was taken", text)
 		}
 	}
 }
 
-func TestConfigDumpOfARealEnvoyKeepsItsFormWithoutSecrets(t *testing.T) {
-	bootstrap := strings.Replace(staticBootstrap, "admin:", `node: {id: a, cluster: b, metadata: {DB_PASSWORD: very-hidden, TEAM: books}}
-admin:`, 1)
-	p, admin := startEnvoy(t, bootstrap)
-	awaitReady(t, p, admin)
-	var out bytes.Buffer
-	if err := admin.RedactedConfigDump(t.Context(), "", 8<<20, &out); err != nil {
-		t.Fatal(err)
-	}
-	if text := out.String(); strings.Contains(text, "very-hidden") || !strings.Contains(text, "books") || !strings.Contains(text, `"echo"`) {
-		t.Errorf("the dump: %s", text)
-	}
-	if !json.Valid(out.Bytes()) {
-		t.Error("the dump is not JSON any more")
-	}
-	if err := admin.RedactedConfigDump(t.Context(), "", 100, &out); err == nil || !strings.Contains(err.Error(), "larger than") {
-		t.Errorf("a dump beyond the bound: %v", err)
-	}
-}
-
-func FuzzRedact(f *testing.F) {
+func FuzzJSON(f *testing.F) {
 	for _, seed := range []string{`{"password":"a","b":[1,{"c":null}]}`, `{"key":"authorization","value":{"a":["x"]}}`, `[["Bearer abcdefghijkl"]]`, `{"key":1,"value":2}`, `1e400`, `"\ud800"`} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		var out bytes.Buffer
-		err := Redact(&out, strings.NewReader(text))
+		err := JSON(&out, strings.NewReader(text))
 		if err != nil {
 			return
 		}
@@ -85,7 +65,7 @@ func FuzzRedact(f *testing.F) {
 			t.Fatalf("%q became %q", text, out.String())
 		}
 		var again bytes.Buffer
-		if err := Redact(&again, bytes.NewReader(out.Bytes())); err != nil || again.String() != out.String() {
+		if err := JSON(&again, bytes.NewReader(out.Bytes())); err != nil || again.String() != out.String() {
 			t.Fatalf("done twice it is another: %q, %q, %v", out.String(), again.String(), err)
 		}
 		if !json.Valid([]byte(text)) {
