@@ -79,7 +79,7 @@ func (r lookupReport) print(w io.Writer, format string) error {
 	fmt.Fprintln(t, "\nTYPE\tTRIED\tRESULT\tSOURCE\tWHY")
 	for _, e := range r.Lookups {
 		for _, s := range e.Steps {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Type, s.Asked, s.Rcode, s.Source, s.Why)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Type, s.Asked, s.Rcode, s.Source, oneLine(s.Why))
 		}
 	}
 	return t.Flush()

@@ -25,6 +25,7 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 		KeepaliveTimeout:  c.KeepaliveTimeout,
 		MaxRequest:        c.MaxRequest,
 		LossLimit:         a.Config.Health.LossLimit,
+		Local:             a.localTypes(),
 		Logger:            a.Logger.With("part", "xds"),
 		Metrics:           a.metrics,
 	})

@@ -33,6 +33,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	securityv1 "istio.io/api/security/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/dns"
 )
 
 const (
@@ -57,9 +59,11 @@ type controlPlane struct {
 	more     []*listenerv3.Listener
 	clusters []*clusterv3.Cluster
 	node     atomic.Pointer[corev3.Node]
-	health   chan string   // what proxies report of their applications
-	life     time.Duration // of certificates
-	bad      atomic.Bool   // gives a listener that Envoy refuses
+	health   chan string            // what proxies report of their applications
+	life     time.Duration          // of certificates
+	bad      atomic.Bool            // gives a listener that Envoy refuses
+	names    atomic.Pointer[[]byte] // the name table; nil for none
+	answers  chan string            // to the name table: "" or why it was refused; nil when nobody looks
 }
 
 // newControlPlane has an address, and begins to answer with start.
@@ -191,6 +195,9 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 			continue
 		}
 		if r.GetResponseNonce() != "" {
+			if c.answers != nil && r.GetTypeUrl() == dns.NameTableType {
+				c.answers <- r.GetErrorDetail().GetMessage()
+			}
 			continue
 		}
 		response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: r.GetTypeUrl(), SystemVersionInfo: "1"}
@@ -208,6 +215,9 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 			for _, l := range c.clusters {
 				response.Resources = append(response.Resources, &discoveryv3.Resource{Name: l.GetName(), Version: "1", Resource: mustAny(l)})
 			}
+		}
+		if names := c.names.Load(); r.GetTypeUrl() == dns.NameTableType && names != nil {
+			response.Resources = []*discoveryv3.Resource{{Resource: &anypb.Any{TypeUrl: dns.NameTableType, Value: *names}}}
 		}
 		if err := s.Send(response); err != nil {
 			return err
