@@ -1,0 +1,208 @@
+package istio
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const (
+	webAddress     = "10.157.0.11"
+	reviewsAddress = "10.157.0.12"
+	reviewsService = "10.96.0.10"
+)
+
+// cluster is what Kubernetes knows: two pods, and a service of one of them.
+func cluster() *kube {
+	return &kube{
+		tokens: map[string]string{tokenOf("web"): "books:web", tokenOf("reviews"): "books:reviews"},
+		lists: map[string][]object{
+			"namespaces": {{"metadata": object{"name": "books", "uid": "1"}}, {"metadata": object{"name": "istio-system", "uid": "2"}}},
+			"pods":       {podObject("web", webAddress), podObject("reviews", reviewsAddress)},
+			"services": {{
+				"metadata": object{"name": "reviews", "namespace": "books", "uid": "3"},
+				"spec": object{"clusterIP": reviewsService, "selector": object{"app": "reviews"},
+					"ports": []object{{"name": "http", "port": 9080, "targetPort": 9080, "protocol": "TCP"}}},
+			}},
+			"endpointslices": {{
+				"metadata":    object{"name": "reviews-1", "namespace": "books", "uid": "4", "labels": object{"kubernetes.io/service-name": "reviews"}},
+				"addressType": "IPv4",
+				"ports":       []object{{"name": "http", "port": 9080, "protocol": "TCP"}},
+				"endpoints": []object{{"addresses": []string{reviewsAddress}, "conditions": object{"ready": true},
+					"targetRef": object{"kind": "Pod", "namespace": "books", "name": "reviews"}}},
+			}},
+		},
+	}
+}
+
+func podObject(name, address string) object {
+	return object{
+		"metadata": object{"name": name, "namespace": "books", "uid": "pod-" + name, "labels": object{
+			"app": name, "security.istio.io/tlsMode": "istio", "service.istio.io/canonical-name": name}},
+		"spec":   object{"serviceAccountName": name, "nodeName": "node-1"},
+		"status": object{"phase": "Running", "podIP": address, "podIPs": []object{{"ip": address}}, "conditions": []object{{"type": "Ready", "status": "True"}}},
+	}
+}
+
+const strict = `
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: istio-system}
+spec: {mtls: {mode: STRICT}}
+`
+
+// mesh is two pods of a namespace with a control plane.
+type mesh struct {
+	node         *node
+	plane        *istiod
+	web, reviews *pod
+}
+
+// newMesh starts both pods, each with more in its environment, and waits until they are ready.
+func newMesh(t testing.TB, policies string, environment ...string) *mesh {
+	t.Helper()
+	m := &mesh{node: newNode(t, "10.157.0.1")}
+	m.plane = newIstiod(t, m.node, cluster(), policies)
+	m.web = newPod(t, m.plane, "web", webAddress).start(t, environment...)
+	m.reviews = newPod(t, m.plane, "reviews", reviewsAddress).start(t, environment...)
+	m.reviews.application(t, "reviews")
+	m.web.waitReady(t, m.node)
+	m.reviews.waitReady(t, m.node)
+	return m
+}
+
+// ask has the pod's application ask the service by its address, as it does without knowing of a proxy.
+func (p *pod) ask(headers ...string) (int, string, error) {
+	code, body, err := p.request("http://"+reviewsService+":9080/", append([]string{"Host", "reviews:9080"}, headers...)...)
+	return code, string(body), err
+}
+
+// gets waits until the pod gets the answer: a code, and something in the body.
+func (p *pod) gets(t testing.TB, code int, body string, headers ...string) {
+	t.Helper()
+	testenv.Eventually(t, fmt.Sprintf("%s gets %d %q for %q", p.name, code, body, headers), func() error {
+		gotCode, gotBody, err := p.ask(headers...)
+		if err != nil || gotCode != code || !strings.Contains(gotBody, body) {
+			return fmt.Errorf("%d %q, %v", gotCode, gotBody, err)
+		}
+		return nil
+	})
+}
+
+func TestPodsOfAnIstioMeshTalk(t *testing.T) {
+	t.Parallel()
+	for name, environment := range map[string][]string{
+		"delta":                 nil,
+		"SotW":                  {"ISTIO_DELTA_XDS=false"},
+		"elliptic curves":       {"ECC_SIGNATURE_ALGORITHM=ECDSA"},
+		testenv.MidEnvoyVersion: {"ENVOY_PATH=" + testenv.EnvoyOf(t, testenv.MidEnvoyVersion)},
+		testenv.OldEnvoyVersion: {"ENVOY_PATH=" + testenv.EnvoyOf(t, testenv.OldEnvoyVersion)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMesh(t, strict, environment...)
+			m.web.gets(t, http.StatusOK, "URI=spiffe://cluster.local/ns/books/sa/web")
+			m.web.accepted(t)
+			m.reviews.accepted(t)
+			for _, p := range []*pod{m.web, m.reviews} {
+				if said := p.output.String(); strings.Contains(said, "level=WARN") || strings.Contains(said, "level=ERROR") {
+					t.Errorf("%s warns of something:\n%s", p.name, said)
+				}
+			}
+			m.plane.synced(t, "web.books")
+			m.plane.synced(t, "reviews.books")
+		})
+	}
+}
+
+func TestPoliciesOfIstioHold(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, strict)
+	m.web.gets(t, http.StatusOK, "reviews")
+	t.Run("STRICT mutual TLS", func(t *testing.T) {
+		if code, body, err := m.node.request("http://" + reviewsAddress + ":9080/"); err == nil {
+			t.Errorf("plaintext from outside the mesh is answered with %d %s", code, body)
+		}
+	})
+	t.Run("an AuthorizationPolicy", func(t *testing.T) {
+		m.plane.write(t, "policies/all.yaml", strict+allowOnly("someone-else"))
+		m.web.gets(t, http.StatusForbidden, "RBAC")
+		m.plane.write(t, "policies/all.yaml", strict+allowOnly("web"))
+		m.web.gets(t, http.StatusOK, "reviews")
+	})
+	t.Run("a VirtualService", func(t *testing.T) {
+		m.plane.write(t, "policies/all.yaml", strict+teapotForAda)
+		m.web.gets(t, http.StatusTeapot, "", "X-User", "ada")
+		m.web.gets(t, http.StatusOK, "reviews", "X-User", "bob")
+	})
+	m.web.accepted(t)
+	m.reviews.accepted(t)
+}
+
+func allowOnly(account string) string {
+	return `---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: reviews, namespace: books}
+spec:
+  selector: {matchLabels: {app: reviews}}
+  rules: [{from: [{source: {principals: ["cluster.local/ns/books/sa/` + account + `"]}}]}]
+`
+}
+
+const teapotForAda = `---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: reviews, namespace: books}
+spec:
+  hosts: [reviews.books.svc.cluster.local]
+  http:
+  - match: [{headers: {x-user: {exact: ada}}}]
+    fault: {abort: {httpStatus: 418, percentage: {value: 100}}}
+    route: [{destination: {host: reviews.books.svc.cluster.local}}]
+  - route: [{destination: {host: reviews.books.svc.cluster.local}}]
+`
+
+// TestIstiodIsKilledAndComesBack: traffic goes on without it, and a new one's policies hold.
+func TestIstiodIsKilledAndComesBack(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, strict)
+	m.web.gets(t, http.StatusOK, "reviews")
+	_ = m.plane.cmd.Process.Kill()
+	<-m.plane.ended
+	for range 100 {
+		if code, body, err := m.web.ask(); code != http.StatusOK {
+			t.Fatalf("without istiod: %d %s %v", code, body, err)
+		}
+	}
+	envoy := m.web.envoy(t)
+	m.plane.write(t, "policies/all.yaml", strict+teapotForAda)
+	m.plane.start(t)
+	m.web.gets(t, http.StatusTeapot, "", "X-User", "ada")
+	m.web.accepted(t)
+	if now := m.web.envoy(t); now != envoy {
+		t.Errorf("Envoy was process %s, and is process %s", envoy, now)
+	}
+}
+
+// TestTokenThatTheClusterDoesNotKnowIsSaid: the pod does not become ready, and says why.
+func TestTokenThatTheClusterDoesNotKnowIsSaid(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10.157.0.1")
+	plane := newIstiod(t, n, cluster(), strict)
+	web := newPod(t, plane, "web", webAddress)
+	web.write(t, tokenPath, "not a token")
+	web.start(t)
+	testenv.Eventually(t, "the agent says why it is not ready", func() error {
+		code, body, err := n.request("http://" + webAddress + ":15020/healthz/ready")
+		if err != nil || code != http.StatusServiceUnavailable || !strings.Contains(string(body), "Unauthenticated") {
+			return fmt.Errorf("%d %s %v", code, body, err)
+		}
+		return nil
+	})
+	web.write(t, tokenPath, tokenOf("web")) // as a kubelet replaces it
+	web.waitReady(t, n)
+}

@@ -1,0 +1,244 @@
+package istio
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// namespace is a network namespace, which ends with the test.
+type namespace struct{ handle netns.NsHandle }
+
+func newNamespace(t testing.TB) *namespace {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make network namespaces")
+	}
+	n := &namespace{handle: -1}
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		n.handle, err = netns.New()
+	}()
+	<-done
+	if err != nil {
+		t.Fatalf("a network namespace: %v", err)
+	}
+	t.Cleanup(func() { _ = n.handle.Close() })
+	n.links(t, func(h *netlink.Handle) error {
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetUp(lo)
+	})
+	return n
+}
+
+// within runs f on a thread in the namespace.
+func (n *namespace) within(f func() error) error {
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if err = netns.Set(n.handle); err == nil {
+			err = f()
+		}
+	}()
+	<-done
+	return err
+}
+
+func (n *namespace) links(t testing.TB, f func(*netlink.Handle) error) {
+	t.Helper()
+	h, err := netlink.NewHandleAt(n.handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	if err := f(h); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *namespace) listen(t testing.TB, address string) net.Listener {
+	t.Helper()
+	var l net.Listener
+	err := n.within(func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// dial connects from within the namespace; the address has to be a number.
+func (n *namespace) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
+	err = n.within(func() (err error) {
+		c, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	})
+	return c, err
+}
+
+// start runs a program in the namespace until the test ends, or it does so itself.
+func (n *namespace) start(t testing.TB, cmd *exec.Cmd) (output *testenv.Buffer, ended <-chan struct{}) {
+	t.Helper()
+	output = &testenv.Buffer{}
+	cmd.Stdout, cmd.Stderr = output, output
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	started, done := make(chan error), make(chan struct{})
+	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
+		defer close(done)
+		_ = n.within(func() error {
+			err := cmd.Start()
+			started <- err
+			if err == nil {
+				_ = cmd.Wait()
+			}
+			return nil
+		})
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-done
+		if t.Failed() {
+			t.Logf("%s said:\n%s", filepath.Base(cmd.Path), output)
+		}
+	})
+	return output, done
+}
+
+// node is what pods are on: a bridge, and the control plane beside it.
+type node struct {
+	*namespace
+	address netip.Addr
+	bridge  string
+}
+
+const subnet = 24
+
+func newNode(t testing.TB, address string) *node {
+	t.Helper()
+	n := &node{namespace: newNamespace(t), address: netip.MustParseAddr(address), bridge: "pods"}
+	n.links(t, func(h *netlink.Handle) error {
+		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.bridge}}); err != nil {
+			return err
+		}
+		return up(h, n.bridge, n.address)
+	})
+	return n
+}
+
+func up(h *netlink.Handle, name string, address netip.Addr) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	ip := &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(subnet, 32)}
+	if err := h.AddrAdd(link, &netlink.Addr{IPNet: ip}); err != nil {
+		return fmt.Errorf("address of %s: %w", name, err)
+	}
+	return h.LinkSetUp(link)
+}
+
+// sandbox makes a pod's namespace, with an interface on the node's bridge and a route to everything through it.
+func (n *node) sandbox(t testing.TB, address netip.Addr) *namespace {
+	t.Helper()
+	pod := newNamespace(t)
+	name := fmt.Sprintf("veth%d", address.As4()[3])
+	n.links(t, func(h *netlink.Handle) error {
+		bridge, err := h.LinkByName(n.bridge)
+		if err != nil {
+			return err
+		}
+		return h.LinkAdd(&netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index, Flags: net.FlagUp},
+			PeerName:  "eth0", PeerNamespace: netlink.NsFd(pod.handle),
+		})
+	})
+	pod.links(t, func(h *netlink.Handle) error {
+		if err := up(h, "eth0", address); err != nil {
+			return err
+		}
+		return h.RouteAdd(&netlink.Route{Gw: n.address.AsSlice()})
+	})
+	return pod
+}
+
+// proxyGroup is the group that the agent and Envoy run as, by which redirection knows their traffic.
+const proxyGroup = 1337
+
+// redirect makes the rules of Istio's init container: what the application sends goes to 15001, what comes in to 15006.
+func (n *namespace) redirect(t testing.TB) {
+	t.Helper()
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.handle)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "mesh"})
+	chain := func(name string, hook *nftables.ChainHook) *nftables.Chain {
+		return c.AddChain(&nftables.Chain{Name: name, Table: table, Type: nftables.ChainTypeNAT, Hooknum: hook, Priority: nftables.ChainPriorityNATDest})
+	}
+	in, out := chain("in", nftables.ChainHookPrerouting), chain("out", nftables.ChainHookOutput)
+	rule := func(chain *nftables.Chain, exprs ...[]expr.Any) {
+		r := &nftables.Rule{Table: table, Chain: chain}
+		for _, e := range exprs {
+			r.Exprs = append(r.Exprs, e...)
+		}
+		c.AddRule(r)
+	}
+	leave := []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}
+	for _, port := range []uint16{15008, 15020, 15021, 15090} {
+		rule(in, isTCP(), equal(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, binaryutil.BigEndian.PutUint16(port)), leave)
+	}
+	rule(in, isTCP(), toPort(15006))
+	rule(out, equal(&expr.Meta{Key: expr.MetaKeySKGID, Register: 1}, binaryutil.NativeEndian.PutUint32(proxyGroup)), leave)
+	rule(out, equal(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, append([]byte("lo"), make([]byte, unix.IFNAMSIZ-2)...)), leave)
+	rule(out, isTCP(), toPort(15001))
+	if err := c.Flush(); err != nil {
+		t.Fatalf("redirection: %v", err)
+	}
+}
+
+func isTCP() []expr.Any {
+	return equal(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{unix.IPPROTO_TCP})
+}
+
+func equal(load expr.Any, value []byte) []expr.Any {
+	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
+}
+
+func toPort(port uint16) []expr.Any {
+	return []expr.Any{
+		&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
+		&expr.Redir{RegisterProtoMin: 1},
+	}
+}

@@ -1,0 +1,163 @@
+package istio
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const (
+	tokenPath = "var/run/secrets/tokens/istio-token"
+	rootsPath = "var/run/secrets/istio/root-cert.pem"
+)
+
+// pod is a workload as Istio's injector and CNI plugin leave it: a network namespace with redirection, an application,
+// and a directory with what the kubelet mounts.
+type pod struct {
+	*namespace
+	name    string
+	address netip.Addr
+	dir     string
+	output  *testenv.Buffer
+	cmd     *exec.Cmd
+	ended   <-chan struct{}
+}
+
+const books = "books" // the namespace of all pods
+
+// account is a pod's service account: each has its own.
+func (p *pod) account() string { return p.name }
+
+func newPod(t testing.TB, i *istiod, name, address string) *pod {
+	t.Helper()
+	p := &pod{name: name, address: netip.MustParseAddr(address), dir: t.TempDir()}
+	p.namespace = i.node.sandbox(t, p.address)
+	p.redirect(t)
+	p.write(t, tokenPath, tokenOf(name))
+	p.write(t, rootsPath, i.roots(t, books))
+	p.write(t, "etc/istio/pod/labels", fmt.Sprintf("app=%q\nservice.istio.io/canonical-name=%q\n", name, name))
+	p.write(t, "etc/istio/pod/annotations", "")
+	p.write(t, "hosts", fmt.Sprintf("127.0.0.1 localhost\n%s istiod.istio-system.svc\n", i.node.address))
+	return p
+}
+
+func (p *pod) write(t testing.TB, name, text string) {
+	t.Helper()
+	path := filepath.Join(p.dir, name)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// environment is what Istio's injector gives the container of the proxy, and where this machine's Envoy is.
+func (p *pod) environment(t testing.TB) []string {
+	return []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "ENVOY_PATH=" + testenv.Envoy(t),
+		"PILOT_CERT_PROVIDER=istiod", "CA_ADDR=istiod.istio-system.svc:15012",
+		"POD_NAME=" + p.name, "POD_NAMESPACE=" + books, "INSTANCE_IP=" + p.address.String(), "SERVICE_ACCOUNT=" + p.account(),
+		"HOST_IP=10.157.0.1", "ISTIO_CPU_LIMIT=1", "PROXY_CONFIG={}\n", "ISTIO_META_POD_PORTS=[\n    {\"containerPort\":9080}\n]",
+		"ISTIO_META_APP_CONTAINERS=" + p.name, "GOMAXPROCS=1", "ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_NODE_NAME=node-1",
+		"ISTIO_META_INTERCEPTION_MODE=REDIRECT", "ISTIO_META_WORKLOAD_NAME=" + p.name,
+		"ISTIO_META_OWNER=kubernetes://apis/apps/v1/namespaces/books/deployments/" + p.name,
+		"ISTIO_META_MESH_ID=cluster.local", "TRUST_DOMAIN=cluster.local",
+	}
+}
+
+// inItsMounts runs a program with the pod's own /etc/hosts and no other resolver.
+const inItsMounts = `mount --bind hosts /etc/hosts && mount --bind /dev/null /etc/resolv.conf && exec "$@"`
+
+// start starts the agent with the arguments of Istio's injector.
+func (p *pod) start(t testing.TB, extra ...string) *pod {
+	t.Helper()
+	p.cmd = exec.Command("unshare", "--mount", "sh", "-c", inItsMounts, "sh",
+		testenv.Bin(t, "pilotfish-agent"), "proxy", "sidecar", "--domain", books+".svc.cluster.local",
+		"--proxyLogLevel=warning", "--proxyComponentLogLevel=misc:error", "--log_output_level=default:info")
+	p.cmd.Dir, p.cmd.Env = p.dir, append(p.environment(t), extra...)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: proxyGroup}}
+	p.output, p.ended = p.namespace.start(t, p.cmd)
+	return p
+}
+
+// waitReady asks where a kubelet does.
+func (p *pod) waitReady(t testing.TB, n *node) {
+	t.Helper()
+	testenv.Eventually(t, p.name+" is ready", func() error {
+		select {
+		case <-p.ended:
+			t.Fatalf("the agent of %s has ended", p.name)
+		default:
+		}
+		_, err := n.get("http://" + p.address.String() + ":15021/healthz/ready")
+		if err != nil {
+			why, _ := n.get("http://" + p.address.String() + ":15020/healthz/ready")
+			return fmt.Errorf("%w\n%s", err, why)
+		}
+		return nil
+	})
+}
+
+// application is the pod's own: it answers with its name and what it saw of the caller.
+func (p *pod) application(t testing.TB, answer string) {
+	t.Helper()
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintf(w, "%s %s", answer, r.Header.Get("X-Forwarded-Client-Cert"))
+	})}
+	listener := p.listen(t, "0.0.0.0:9080")
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close(); <-ended })
+}
+
+// tokenOf is the token that the cluster gave an account.
+func tokenOf(account string) string { return "token-of-" + account }
+
+// accepted checks that Envoy has refused nothing that istiod sent.
+func (p *pod) accepted(t testing.TB) {
+	t.Helper()
+	var state struct {
+		Types []struct {
+			TypeURL     string
+			Acks, Nacks int
+			LastError   string
+		}
+	}
+	body, err := p.get("http://127.0.0.1:15020/debug/xdsz")
+	if err == nil {
+		err = json.Unmarshal(body, &state)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(state.Types) < 3 {
+		t.Errorf("the relay knows of few types: %s", body)
+	}
+	for _, kind := range state.Types {
+		if kind.Nacks > 0 || kind.Acks == 0 {
+			t.Errorf("%s: %s has accepted %d times, rejected %d times: %s", p.name, kind.TypeURL, kind.Acks, kind.Nacks, body)
+		}
+	}
+}
+
+// envoy is the process of the pod's Envoy.
+func (p *pod) envoy(t testing.TB) string {
+	t.Helper()
+	var state struct{ PID int }
+	body, err := p.get("http://127.0.0.1:15020/debug/envoyz")
+	if err == nil {
+		err = json.Unmarshal(body, &state)
+	}
+	if err != nil || state.PID == 0 {
+		t.Fatalf("which process Envoy is: %v\n%s", err, body)
+	}
+	return fmt.Sprint(state.PID)
+}
