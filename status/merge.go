@@ -87,7 +87,20 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", format.ContentType())
 	out, finish := compressed(w, r)
 	defer finish()
-	sc.write(exposition.NewMerger(out, format))
+	m := s.merger(out, format)
+	sc.write(m)
+	m.Reset(io.Discard, format) // what waits for its next use holds nothing of this one
+	s.mergers.Put(m)
+}
+
+// merger gives one that was used before, if there is: it has its memory, and knows most of what it will read.
+func (s *Server) merger(w io.Writer, f exposition.Format) *exposition.Merger {
+	m, ok := s.mergers.Get().(*exposition.Merger)
+	if !ok {
+		return exposition.NewMerger(w, f)
+	}
+	m.Reset(w, f)
+	return m
 }
 
 // begin asks all sources at once.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -61,6 +62,7 @@ type Server struct {
 	crowd    crowd
 	scraper  *http.Client
 	scrapes  *turns
+	mergers  sync.Pool // of *exposition.Merger
 	app      *appProbes
 	ready    atomic.Bool // was ready once
 	seen     sightings

@@ -145,18 +145,28 @@ type claim struct {
 type names struct {
 	seed  maphash.Seed
 	taken map[uint64]claim
+	buf   []byte
 }
 
 func newNames() *names {
-	return &names{seed: maphash.MakeSeed(), taken: make(map[uint64]claim, 256)}
+	n := &names{seed: maphash.MakeSeed()}
+	n.forget()
+	return n
+}
+
+// mostKept names are what a table may have had that is used again.
+const mostKept = 10_000
+
+func (n *names) forget() {
+	if n.taken == nil || len(n.taken) > mostKept {
+		n.taken = make(map[uint64]claim, 256)
+	}
+	clear(n.taken)
 }
 
 func (n *names) hash(name, suffix string) uint64 {
-	var h maphash.Hash
-	h.SetSeed(n.seed)
-	_, _ = h.WriteString(name)
-	_, _ = h.WriteString(suffix)
-	return h.Sum64()
+	n.buf = append(append(n.buf[:0], name...), suffix...)
+	return maphash.Bytes(n.seed, n.buf)
 }
 
 // claim takes the family's names, all or none.

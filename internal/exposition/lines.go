@@ -58,6 +58,10 @@ func (l *lines) next() ([]byte, bool) {
 	}
 }
 
+// ahead is what was read and not given yet; skip leaves out whole lines of it.
+func (l *lines) ahead() []byte { return l.buf[l.at:l.end] }
+func (l *lines) skip(n int)    { l.at += n }
+
 // more reads on. What is left of the last line is moved to the beginning.
 func (l *lines) more() {
 	if l.most > 0 && l.bytes > l.most {

@@ -15,8 +15,10 @@ type Merger struct {
 	out    *bufio.Writer
 	format Format
 	names  *names
+	seen   *seen
 	source uint16
 	buf    []byte // for what is put together
+	window []byte // of the source that is read
 
 	later []*Spool // whose families go with those of the same name
 }
@@ -38,7 +40,17 @@ type Copied struct {
 
 // NewMerger writes to w in a format.
 func NewMerger(w io.Writer, f Format) *Merger {
-	return &Merger{out: bufio.NewWriterSize(w, 64<<10), format: f, names: newNames()}
+	return &Merger{out: bufio.NewWriterSize(w, 64<<10), format: f, names: newNames(), seen: newSeen()}
+}
+
+// Reset has a merger that was closed write another exposition. It reads what it has seen before in less time.
+func (m *Merger) Reset(w io.Writer, f Format) {
+	m.out.Reset(w)
+	m.format, m.source, m.later = f, 0, nil
+	m.names.forget()
+	if len(m.window) > firstBuffer {
+		m.window = nil
+	}
 }
 
 // Reserve keeps names of families from the sources that are copied until Release.
@@ -65,7 +77,9 @@ func (m *Merger) Copy(from io.Reader, s Source) (Copied, error) {
 	m.source++
 	c := &copier{Merger: m, from: s.Format, rename: s.Rename}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits}
+	r.in.buf = m.window
 	err := r.read()
+	m.window = r.in.buf
 	return c.result(r), err
 }
 
@@ -193,6 +207,7 @@ func (c *copier) sample(s *sample, suffix string) bool {
 	}
 	c.buf = c.appendSample(c.buf[:0], s, suffix)
 	_, _ = c.out.Write(c.buf)
+	c.learn(s, c.buf)
 	return true
 }
 

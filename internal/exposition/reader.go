@@ -30,6 +30,9 @@ type visitor interface {
 	open(*family)
 	// sample is one value of the family that was opened last; suffix is what it adds to the family's name.
 	sample(s *sample, suffix string) (taken bool)
+	// verbatim takes whole lines of the family that was opened last from the beginning of a text, as far as it knows them
+	// to be valid, and gives how many bytes they are.
+	verbatim(text []byte, f *family) (taken int)
 	// end closes the last family.
 	end()
 }
@@ -62,6 +65,9 @@ func (r *reader) read() error {
 		}
 		if r.whole {
 			break
+		}
+		if r.opened {
+			r.in.skip(r.visit.verbatim(r.in.ahead(), &r.head))
 		}
 	}
 	r.close()

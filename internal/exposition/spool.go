@@ -69,6 +69,9 @@ func adjacent(a, b []byte) bool {
 	return cap(a) > len(a)+len(b) && len(b) > 0 && &a[:len(a)+2][len(a)+1] == &b[0]
 }
 
+// verbatim takes nothing: what is kept is taken apart when it is written.
+func (s *Spool) verbatim([]byte, *family) int { return 0 }
+
 func (s *Spool) end() {}
 
 // join writes the samples that spools have of a family that was just written, perhaps under another name.
