@@ -1,0 +1,85 @@
+package lastgood
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+)
+
+// rewrite writes what counts into a new file, which takes the place of the old one. When that fails the old one goes on.
+func (s *Store) rewrite() {
+	before := s.size
+	f, size, err := s.rewritten()
+	if err != nil {
+		s.limit = 2 * s.size
+		_ = os.Remove(filepath.Join(s.config.Dir, newName))
+		s.config.Logger.Warn("the last good configuration could not be written anew; its file stays longer than it need be",
+			"file", s.path, "error", err)
+		return
+	}
+	_ = s.file.Close()
+	s.use(f, size, size)
+	s.config.Logger.Debug("the last good configuration was written anew", "file", s.path, "before", before, "after", size)
+}
+
+func (s *Store) rewritten() (_ *os.File, size int64, err error) {
+	old, err := s.load(s.identity)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = old.Close() }()
+	f, size, err := s.newFile(newName)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+		}
+	}()
+	w := copier{out: bufio.NewWriterSize(f, 64<<10), size: size}
+	for number, typeURL := range old.Types() {
+		if err := w.copyType(old, uint64(number), typeURL); err != nil {
+			return nil, 0, err
+		}
+	}
+	w.write(kindMark, fields(uint64(s.config.Now().UnixMilli())), nil)
+	if w.err == nil {
+		w.err = w.out.Flush()
+	}
+	if w.err == nil {
+		w.err = f.Sync()
+	}
+	if w.err != nil {
+		return nil, 0, w.err
+	}
+	return f, w.size, os.Rename(f.Name(), s.path)
+}
+
+type copier struct {
+	out  *bufio.Writer
+	size int64
+	err  error
+}
+
+func (w *copier) write(k kind, fields, content []byte) {
+	if w.err == nil {
+		w.err = writeRecord(w.out, k, fields, content)
+		w.size += int64(len(fields)+len(content)) + recordHead + recordTail
+	}
+}
+
+// copyType writes all of a type as one response that was accepted.
+func (w *copier) copyType(old *Snapshot, stage uint64, typeURL string) error {
+	for _, name := range old.Names(typeURL) {
+		version, content, _, err := old.Resource(typeURL, name)
+		if err != nil {
+			return err
+		}
+		w.write(kindResource, fields(stage, typeURL, name, version), content)
+	}
+	version, _ := old.Version(typeURL)
+	w.write(kindResponse, append(fields(stage, typeURL, version), 1), nil)
+	w.write(kindAccepted, fields(stage), nil)
+	return w.err
+}

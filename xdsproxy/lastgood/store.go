@@ -1,0 +1,394 @@
+package lastgood
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+const (
+	fileName = "configuration.log"
+	newName  = "configuration.new"
+	// rewriteAt is how long the log has to be at least to be written anew.
+	rewriteAt = 1 << 20
+)
+
+// Store writes the log of one proxy. Its methods are safe for concurrent use, and none but Open and Load returns an error:
+// a store that cannot write says so once, keeps what it has, and goes on when it is told to Begin.
+type Store struct {
+	config Config
+	path   string
+	lock   *os.File
+
+	mu       sync.Mutex
+	file     *os.File // nil while nothing is written
+	out      *bufio.Writer
+	size     int64 // of the file and what is still to be written
+	marked   int64 // where the last mark ends; 0 for none
+	limit    int64 // at which the log is written anew
+	identity Identity
+	open     map[uint64]struct{} // stages without an answer
+	status   Status
+}
+
+// Status is what is known of a store.
+type Status struct {
+	// File is where it is kept, and Bytes how much that is.
+	File  string `json:"file"`
+	Bytes int64  `json:"bytes"`
+	// Marked is when it was last whole.
+	Marked time.Time `json:"marked,omitzero"`
+	// Reason says why nothing is kept at present, or nothing.
+	Reason string `json:"reason,omitempty"`
+	// Failures counts how often that has happened.
+	Failures uint64 `json:"failures"`
+	// Withheld are resources, the newest of them at most, that are not kept because of what is in them.
+	Withheld []string `json:"withheld,omitempty"`
+}
+
+const maxWithheld = 16
+
+// Open takes the directory. It reads nothing yet.
+func Open(c Config) (*Store, error) {
+	c.MaxBytes = cmp.Or(c.MaxBytes, DefaultMaxBytes)
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(c.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := os.Open(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockFile(lock); err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("%s: %w", c.Dir, err)
+	}
+	_ = os.Remove(filepath.Join(c.Dir, newName))
+	path := filepath.Join(c.Dir, fileName)
+	return &Store{config: c, path: path, lock: lock, status: Status{File: path}}, nil
+}
+
+// Close ends the use of the directory.
+func (s *Store) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closeFile()
+	_ = s.lock.Close()
+}
+
+func (s *Store) closeFile() {
+	if s.file != nil {
+		s.flush()
+	}
+	if s.file != nil {
+		_ = s.file.Close()
+		s.file = nil
+	}
+}
+
+// Load reads what is kept for an identity. When there is none it gives nil; the error says why what is there is of no use.
+func (s *Store) Load(id Identity) (*Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file != nil {
+		s.flush()
+	}
+	return s.load(id)
+}
+
+func (s *Store) load(id Identity) (*Snapshot, error) {
+	f, err := openRegular(s.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || info.Size() > s.config.MaxBytes {
+		_ = f.Close()
+		return nil, cmp.Or(err, ErrTooBig)
+	}
+	return read(f, id)
+}
+
+// Begin starts to write for an identity. Anew means that what comes is all there is; otherwise it adds to what is kept.
+func (s *Store) Begin(id Identity, anew bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closeFile()
+	s.identity, s.open = id, make(map[uint64]struct{})
+	s.status.Reason = ""
+	if err := s.resume(); err != nil {
+		s.fail(err)
+		return
+	}
+	if anew {
+		s.write(kindBegin, nil, nil)
+	}
+}
+
+// resume opens the file for writing after its last mark, or makes a new one.
+func (s *Store) resume() error {
+	old, err := s.load(s.identity)
+	if err != nil && !isUseless(err) {
+		return err
+	}
+	if old == nil {
+		return s.create()
+	}
+	end := old.end
+	_ = old.Close()
+	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(end)
+	if err == nil {
+		_, err = f.Seek(end, io.SeekStart)
+	}
+	if err != nil {
+		_ = f.Close()
+		return err
+	}
+	s.use(f, end, end)
+	return nil
+}
+
+func isUseless(err error) bool {
+	return errors.Is(err, ErrForeign) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrFormat) || errors.Is(err, ErrEmpty) || errors.Is(err, ErrTooBig)
+}
+
+func (s *Store) create() error {
+	f, size, err := s.newFile(fileName)
+	if err == nil {
+		s.use(f, size, 0)
+	}
+	return err
+}
+
+// newFile makes a file that has nothing but its header.
+func (s *Store) newFile(name string) (*os.File, int64, error) {
+	path := filepath.Join(s.config.Dir, name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, 0, err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := writeHeader(f, header{Identity: s.identity, Written: s.config.Now()}); err != nil {
+		_ = f.Close()
+		return nil, 0, err
+	}
+	size, err := f.Seek(0, io.SeekCurrent)
+	return f, size, err
+}
+
+func (s *Store) use(f *os.File, size, marked int64) {
+	s.file, s.out, s.size, s.marked = f, bufio.NewWriterSize(f, 16<<10), size, marked
+	s.limit = max(rewriteAt, 2*size)
+	s.status.Bytes = size
+}
+
+// Resource writes a resource that Envoy is sent in a response.
+func (s *Store) Resource(stage uint64, typeURL, name, version string, content []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stage(stage)
+	if why := secretIn(typeURL, content); why != "" {
+		s.withhold(stage, typeURL, name, why)
+		return
+	}
+	s.write(kindResource, fields(stage, typeURL, name, version), content)
+}
+
+// withhold leaves a resource out: also an older one of that name, since it is not what Envoy has.
+func (s *Store) withhold(stage uint64, typeURL, name, why string) {
+	s.write(kindRemoved, fields(stage, typeURL, name), nil)
+	if typeURL == secretType {
+		return
+	}
+	what := fmt.Sprintf("%s %s", typeURL, name)
+	for _, w := range s.status.Withheld {
+		if w == what {
+			return
+		}
+	}
+	s.config.Logger.Warn("a resource is not kept, and an Envoy that starts while no control plane answers will lack it",
+		"type", typeURL, "name", name, "reason", why, "remedy", "let it refer to a secret of its own, by SDS")
+	if len(s.status.Withheld) == maxWithheld {
+		s.status.Withheld = s.status.Withheld[1:]
+	}
+	s.status.Withheld = append(s.status.Withheld, what)
+}
+
+func (s *Store) stage(stage uint64) {
+	if s.file != nil {
+		s.open[stage] = struct{}{}
+	}
+}
+
+// Removed writes that a response takes a resource away.
+func (s *Store) Removed(stage uint64, typeURL, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stage(stage)
+	s.write(kindRemoved, fields(stage, typeURL, name), nil)
+}
+
+// Response ends what is written of a response. Whole says that there are no other resources of its type.
+func (s *Store) Response(stage uint64, typeURL, version string, whole bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stage(stage)
+	b := fields(stage, typeURL, version)
+	if whole {
+		b = append(b, 1)
+	} else {
+		b = append(b, 0)
+	}
+	s.write(kindResponse, b, nil)
+}
+
+// Accepted lets a response count, but for the resources of these names.
+func (s *Store) Accepted(stage uint64, except ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.open[stage]; ok {
+		delete(s.open, stage)
+		s.write(kindAccepted, fields(stage, except...), nil)
+	}
+}
+
+// Rejected forgets a response.
+func (s *Store) Rejected(stage uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, stage)
+}
+
+// Dropped forgets a resource that is not asked for any more.
+func (s *Store) Dropped(typeURL, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write(kindDropped, fields(0, typeURL, name), nil)
+}
+
+// Mark says that what counts fits together.
+func (s *Store) Mark() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.config.Now()
+	s.write(kindMark, fields(uint64(now.UnixMilli())), nil)
+	s.flush()
+	if s.file == nil {
+		return
+	}
+	s.marked, s.status.Marked = s.size, now
+	if s.size > s.limit && len(s.open) == 0 {
+		s.rewrite()
+	}
+}
+
+// Seen says that what counts was up to date until now.
+func (s *Store) Seen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write(kindSeen, fields(uint64(s.config.Now().UnixMilli())), nil)
+	s.flush()
+}
+
+// Flush writes what waits to be written.
+func (s *Store) Flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.flush()
+}
+
+// Status reports.
+func (s *Store) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.status
+	st.Withheld = append([]string(nil), st.Withheld...)
+	if s.file != nil {
+		st.Bytes = s.size
+	}
+	return st
+}
+
+func (s *Store) write(k kind, fields, content []byte) {
+	if s.file == nil {
+		return
+	}
+	length := len(fields) + len(content)
+	if s.size+int64(length)+recordHead+recordTail > s.config.MaxBytes || length > maxRecord {
+		s.fail(fmt.Errorf("%w of %d bytes", ErrTooBig, s.config.MaxBytes))
+		return
+	}
+	if err := writeRecord(s.out, k, fields, content); err != nil {
+		s.fail(err)
+		return
+	}
+	s.size += int64(length) + recordHead + recordTail
+}
+
+func writeRecord(w io.Writer, k kind, fields, content []byte) error {
+	head := binary.BigEndian.AppendUint32([]byte{byte(k)}, uint32(len(fields)+len(content)))
+	sum := crc32.Checksum(head, castagnoli)
+	for _, part := range [][]byte{head, fields, content} {
+		if _, err := w.Write(part); err != nil {
+			return err
+		}
+	}
+	sum = crc32.Update(crc32.Update(sum, castagnoli, fields), castagnoli, content)
+	_, err := w.Write(binary.BigEndian.AppendUint32(nil, sum))
+	return err
+}
+
+func (s *Store) flush() {
+	if s.file == nil {
+		return
+	}
+	if err := s.out.Flush(); err != nil {
+		s.fail(err)
+	}
+}
+
+// fail stops writing. What was kept until the last mark stays.
+func (s *Store) fail(err error) {
+	s.config.Logger.Warn("the last good configuration cannot be kept; what was kept before stays, and Envoy gets its configuration as before",
+		"file", s.path, "error", err, "remedy", "make room, or set another directory or limit")
+	s.status.Failures++
+	s.status.Reason = err.Error()
+	if s.file == nil {
+		return
+	}
+	if s.marked > 0 {
+		_ = s.file.Truncate(s.marked)
+		s.status.Bytes = s.marked
+	} else {
+		_ = s.file.Truncate(0)
+		s.status.Bytes = 0
+	}
+	_ = s.file.Close()
+	s.file = nil
+	clear(s.open)
+}
