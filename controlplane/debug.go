@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
@@ -102,14 +103,22 @@ func (s *Server) serveConfigDump(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, dump)
 }
 
+// dump gives a resource as JSON; of name tables there is no type to be had.
+func dump(r *xds.Resource) ([]byte, error) {
+	if r.Body.GetTypeUrl() == xds.NameTableType {
+		return json.Marshal(map[string]any{"table": translate.DescribeNames(r.Body.GetValue())})
+	}
+	message, err := r.Body.UnmarshalNew()
+	if err != nil {
+		return nil, err
+	}
+	return protojson.Marshal(message)
+}
+
 func dumpAll(list []*xds.Resource) ([]dumped, error) {
 	shown := []dumped{}
 	for _, r := range list {
-		message, err := r.Body.UnmarshalNew()
-		if err != nil {
-			return nil, fmt.Errorf("resource %q: %w", r.Name, err)
-		}
-		body, err := protojson.Marshal(message)
+		body, err := dump(r)
 		if err != nil {
 			return nil, fmt.Errorf("resource %q: %w", r.Name, err)
 		}

@@ -63,6 +63,12 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 		return translate.Endpoints(s, p.Proxy, names)
 	case xds.RouteType:
 		return translate.Routes(s, p.Proxy, names)
+	case xds.NameTableType:
+		table, err := translate.NameTable(s, p.Proxy)
+		if err != nil {
+			return nil, err
+		}
+		return pick([]*xds.Resource{table}, wildcard, names), nil
 	}
 	return nil, nil
 }

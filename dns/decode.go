@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -28,6 +30,7 @@ const (
 	fieldShortName = 3
 	fieldNamespace = 4
 	fieldAltHosts  = 5
+	fieldPort      = 1001 // of our own control plane alone
 )
 
 var errWire = errors.New("it is not well-formed protobuf")
@@ -99,9 +102,27 @@ func (t *Table) decodeEntry(e *Entry, wire []byte) error {
 				return nil
 			}
 			e.AltHosts = append(e.AltHosts, string(value))
+		case fieldPort:
+			port, ok := decodePort(string(value))
+			if !ok || len(e.Ports) >= mostOfHost {
+				t.Skipped++
+				return nil
+			}
+			e.Ports = append(e.Ports, port)
 		}
 		return nil
 	})
+}
+
+// decodePort reads "_http._tcp 80".
+func decodePort(text string) (Port, bool) {
+	labels, number, _ := strings.Cut(text, " ")
+	name, protocol, _ := strings.Cut(labels, ".")
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil || !strings.HasPrefix(name, "_") || protocol != "_tcp" && protocol != "_udp" {
+		return Port{}, false
+	}
+	return Port{Name: name[1:], Protocol: protocol[1:], Number: uint16(n)}, true
 }
 
 // eachBytes calls a function with each length-delimited field, which are all that name tables have.

@@ -2,6 +2,7 @@ package dns
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -228,6 +229,9 @@ func encodeTable(t *Table) []byte {
 		text(4, e.Namespace)
 		for _, other := range e.AltHosts {
 			text(5, other)
+		}
+		for _, p := range e.Ports {
+			text(fieldPort, fmt.Sprintf("_%s._%s %d", p.Name, p.Protocol, p.Number))
 		}
 		entry := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), host)
 		entry = protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), info)

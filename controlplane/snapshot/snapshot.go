@@ -31,6 +31,8 @@ type Snapshot struct {
 	Registry *registry.Registry
 	// Cache holds what was made of this snapshot and those before it.
 	Cache *Cache
+	// Own holds what was made of this snapshot alone.
+	Own *Cache
 
 	given     *meshconfig.MeshConfig // as it was in the inputs
 	resources map[config.Kind][]*config.Resource
@@ -91,7 +93,7 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	if b.all {
 		b.keys = nil
 	}
-	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, Mesh: b.prev.Mesh}
+	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, Own: newCache(), Mesh: b.prev.Mesh}
 	if b.next.Mesh == nil || b.prev.given != in.Mesh {
 		b.next.Mesh = WithDefaults(in.Mesh)
 	}

@@ -53,7 +53,7 @@ func (a *affected) services(change snapshot.Change) {
 			a.add(xds.ClusterType, xds.ListenerType, xds.RouteType)
 		}
 		if a.scope.MaySee(svc) {
-			a.add(xds.ClusterType, xds.EndpointType, xds.RouteType)
+			a.add(xds.ClusterType, xds.EndpointType, xds.RouteType, xds.NameTableType)
 			if a.listensForServices() {
 				a.add(xds.ListenerType)
 			}
@@ -67,6 +67,9 @@ func (a *affected) services(change snapshot.Change) {
 	for _, svc := range change.Endpoints {
 		if a.scope.MaySee(svc) && svc.Resolution == registry.Static {
 			a.add(xds.EndpointType)
+			if len(svc.Addresses) == 0 || a.p.Interception == None {
+				a.add(xds.NameTableType)
+			}
 		}
 		if a.local(svc) && slices.ContainsFunc(svc.Ports, func(port registry.Port) bool { return port.TargetPortName != "" }) {
 			a.add(xds.ClusterType, xds.ListenerType, xds.RouteType)
@@ -123,7 +126,7 @@ func (a *affected) virtualService(r *config.Resource, spec *networking.VirtualSe
 	}
 	// Where a Sidecar narrows the scope, rules widen it by what they route to.
 	if a.scope.Sidecar != nil {
-		a.add(xds.ClusterType, xds.EndpointType, xds.ListenerType)
+		a.add(xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.NameTableType)
 	}
 }
 

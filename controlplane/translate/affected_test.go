@@ -158,15 +158,15 @@ func checkAffected(t *testing.T, what string, before, after map[string]map[strin
 
 // TestChangesTouchNoMoreThanTheyMust for the changes that there are most of.
 func TestChangesTouchNoMoreThanTheyMust(t *testing.T) {
-	cds, eds, lds, rds := xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType
+	cds, eds, lds, rds, nds := xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.NameTableType
 	sidecar, stranger, router := "sidecar b-1.two 127.203.21.1 app=b", "sidecar narrow.narrow 127.203.22.1 app=narrow", "router edge.edge 127.203.25.1 istio=edge"
 	m := newTestMesh(t, nil, affectedMesh, affectedSteps[3])
 	for _, tc := range []struct {
 		name, step, proxy string
 		want              []string
 	}{
-		{"an endpoint more, like those there are", strings.ReplaceAll(affectedSteps[3], "b-1", "b-2"), sidecar, []string{eds}},
-		{"an endpoint without a sidecar", strings.ReplaceAll(affectedSteps[3], "name: b-1, namespace: two}\nspec: {address: 127.203.21.1, serviceAccount: b, labels: {app: b, security.istio.io/tlsMode: istio}", "name: b-3, namespace: two}\nspec: {address: 127.203.31.1, labels: {app: b}"), sidecar, []string{cds, eds}},
+		{"an endpoint more, like those there are", strings.ReplaceAll(affectedSteps[3], "b-1", "b-2"), sidecar, []string{eds, nds}},
+		{"an endpoint without a sidecar", strings.ReplaceAll(affectedSteps[3], "name: b-1, namespace: two}\nspec: {address: 127.203.21.1, serviceAccount: b, labels: {app: b, security.istio.io/tlsMode: istio}", "name: b-3, namespace: two}\nspec: {address: 127.203.31.1, labels: {app: b}"), sidecar, []string{cds, eds, nds}},
 		{"an endpoint of a service that is not seen", strings.ReplaceAll(affectedSteps[3], "b-1", "b-4"), stranger, nil},
 		{"a rule for HTTP", affectedSteps[7], sidecar, []string{rds}},
 		{"a rule for sidecars, at a gateway", strings.Replace(affectedSteps[7], "far", "near", 1), router, nil},

@@ -21,7 +21,9 @@ func served(typeURL string) bool { return slices.Contains(Order, typeURL) }
 func silent(typeURL string) bool { return typeURL == healthReportType }
 
 // impliesWildcard says whether an empty first request of the type asks for all.
-func impliesWildcard(typeURL string) bool { return typeURL == ClusterType || typeURL == ListenerType }
+func impliesWildcard(typeURL string) bool {
+	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType
+}
 
 // subscription finds or makes the client's subscription to a type; fresh says that this is its first request. c.mu is held.
 func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool) {

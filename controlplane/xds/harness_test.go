@@ -32,12 +32,13 @@ const deadline = 10 * time.Second
 // world is a State: by type and name, what a resource says. A cluster whose content begins with "eds" has an assignment.
 type world map[string]map[string]string
 
-// cds, eds, lds and rds shorten tables.
+// cds, eds, lds, rds and nds shorten tables.
 const (
 	cds = ClusterType
 	eds = EndpointType
 	lds = ListenerType
 	rds = RouteType
+	nds = NameTableType
 )
 
 func (w world) with(typeURL, name, content string) world {

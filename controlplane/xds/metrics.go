@@ -50,7 +50,9 @@ func counters(name, help string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"type"})
 }
 
-var shortTypes = map[string]string{ClusterType: "cds", EndpointType: "eds", ListenerType: "lds", RouteType: "rds"}
+var shortTypes = map[string]string{
+	ClusterType: "cds", EndpointType: "eds", ListenerType: "lds", RouteType: "rds", NameTableType: "nds",
+}
 
 // shortType is a type's name in metrics and logs. What is not served is one label: clients choose the names.
 func shortType(typeURL string) string {
@@ -60,7 +62,7 @@ func shortType(typeURL string) string {
 	return "other"
 }
 
-// ShortType is the name that people use for a type: cds, eds, lds, rds, or the last word of its URL.
+// ShortType is the name that people use for a type: cds, eds, lds, rds, nds, or the last word of its URL.
 func ShortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short

@@ -244,7 +244,7 @@ func checkConvergence(t *testing.T, seed uint64) {
 	r := newRig(t, Config{Settle: 5 * time.Millisecond})
 	w := world{}
 	r.push(w)
-	m := &model{has: map[string]map[string]string{cds: {}, eds: {}, lds: {}, rds: {}}}
+	m := &model{has: map[string]map[string]string{cds: {}, eds: {}, lds: {}, rds: {}, nds: {}}}
 	m.connect(r)
 	for range 40 {
 		var types []string

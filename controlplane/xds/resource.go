@@ -20,10 +20,12 @@ const (
 	EndpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 	ListenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 	RouteType    = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
+	// NameTableType is for a proxy's agent and not for its Envoy: the names of the mesh and their addresses.
+	NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 )
 
 // Order is the order in which types are sent when one push touches several: what is referred to goes first.
-var Order = []string{ClusterType, EndpointType, ListenerType, RouteType}
+var Order = []string{ClusterType, EndpointType, ListenerType, RouteType, NameTableType}
 
 // Resource is one marshalled xDS resource. It is immutable and shared by all connections that are sent it.
 type Resource struct {
@@ -44,14 +46,19 @@ func NewResource(name string, m proto.Message) (*Resource, error) {
 	if err != nil {
 		return nil, fmt.Errorf("marshalling %s %q: %w", m.ProtoReflect().Descriptor().FullName(), name, err)
 	}
+	return NewRawResource(name, "type.googleapis.com/"+string(m.ProtoReflect().Descriptor().FullName()), value), nil
+}
+
+// NewRawResource makes a resource of a message that is marshalled already.
+func NewRawResource(name, typeURL string, value []byte) *Resource {
 	sum := sha256.Sum256(value)
 	r := &Resource{
 		Name:    name,
 		Version: hex.EncodeToString(sum[:12]),
-		Body:    &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName()), Value: value},
+		Body:    &anypb.Any{TypeUrl: typeURL, Value: value},
 	}
 	r.wrapped = r.wrap()
-	return r, nil
+	return r
 }
 
 func (r *Resource) wrap() *discoveryv3.Resource {

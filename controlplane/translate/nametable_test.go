@@ -1,0 +1,141 @@
+package translate_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+)
+
+const namedMesh = `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: one}
+spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80, targetPort: 8080}, {name: dns, port: 53, protocol: UDP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: one}
+spec: {clusterIP: None, selector: {app: db}, ports: [{name: tcp-db, port: 3306, targetPort: 13306}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: nowhere, namespace: one}
+spec: {clusterIP: None, selector: {app: nowhere}, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: private, namespace: two, annotations: {networking.istio.io/exportTo: "."}}
+spec: {clusterIP: 10.96.0.2, selector: {app: private}, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: api, namespace: one}
+spec: {hosts: ["*.api.example.com", api.example.com], addresses: [240.240.0.1, "fd00::1"], resolution: STATIC, location: MESH_EXTERNAL, ports: [{number: 443, name: tls, protocol: TLS}], endpoints: [{address: 1.2.3.4}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: outside, namespace: one}
+spec: {hosts: [outside.example.com], resolution: DNS, location: MESH_EXTERNAL, ports: [{number: 443, name: tls, protocol: TLS}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: web-1, namespace: one}
+spec: {address: 127.203.40.1, labels: {app: web}, serviceAccount: web}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: db-1, namespace: one}
+spec: {address: 127.203.40.3, labels: {app: db}, serviceAccount: db}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: db-0, namespace: one}
+spec: {address: 127.203.40.2, labels: {app: db}, serviceAccount: db}
+`
+
+func names(t *testing.T, m *testMesh, description string) map[string]translate.DescribedName {
+	t.Helper()
+	r, err := translate.NameTable(m.snap, proxy(t, description))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return translate.DescribeNames(r.Body.GetValue())
+}
+
+func TestRedirectedWorkloadsGetTheAddressesOfServices(t *testing.T) {
+	m := newTestMesh(t, nil, namedMesh)
+	got := names(t, m, "sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT")
+	api := translate.DescribedName{IPs: []string{"240.240.0.1", "fd00::1"}, Registry: "External", Ports: []string{"_tls._tcp 443"}}
+	want := map[string]translate.DescribedName{
+		"web.one.svc.cluster.local": {IPs: []string{"10.96.0.1"}, Registry: "Kubernetes", ShortName: "web", Namespace: "one",
+			Ports: []string{"_http._tcp 80", "_dns._udp 53"}},
+		"db.one.svc.cluster.local": {IPs: []string{"127.203.40.2", "127.203.40.3"}, Registry: "Kubernetes", ShortName: "db", Namespace: "one",
+			Ports: []string{"_tcp-db._tcp 13306"}},
+		"db-0.db.one.svc.cluster.local": {IPs: []string{"127.203.40.2"}, Registry: "Kubernetes", ShortName: "db-0.db", Namespace: "one"},
+		"db-1.db.one.svc.cluster.local": {IPs: []string{"127.203.40.3"}, Registry: "Kubernetes", ShortName: "db-1.db", Namespace: "one"},
+		"api.example.com":               api, "*.api.example.com": api,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWorkloadsThatNobodyRedirectsGetAddressesWhereSomethingListens(t *testing.T) {
+	m := newTestMesh(t, nil, namedMesh)
+	got := names(t, m, "sidecar a-1.two 127.203.41.1 app=a UPSTREAM_LISTENERS=db.one:3306=127.203.41.16:3306")
+	for host, want := range map[string]string{
+		"web.one.svc.cluster.local":         "127.203.40.1", // not the address that leads nowhere without redirection
+		"db.one.svc.cluster.local":          "127.203.41.16",
+		"private.two.svc.cluster.local":     "10.96.0.2",
+		"api.example.com":                   "1.2.3.4",
+		"web-1.web.one.svc.cluster.local":   "127.203.40.1",
+		"nowhere.one.svc.cluster.local":     "",
+		"outside.example.com":               "",
+		"db-0.db.one.svc.cluster.local":     "",
+		"web-1.private.svc.cluster.local":   "",
+		"private.two.svc.cluster.local.two": "",
+	} {
+		if ips := strings.Join(got[host].IPs, " "); ips != want {
+			t.Errorf("%s: %q, want %q", host, ips, want)
+		}
+	}
+	if ports := got["db.one.svc.cluster.local"].Ports; !slices.Equal(ports, []string{"_tcp-db._tcp 3306"}) {
+		t.Errorf("ports of the listener: %v", ports)
+	}
+}
+
+func TestNameTablesAreMadeOnceForProxiesThatSeeTheSame(t *testing.T) {
+	m := newTestMesh(t, nil, namedMesh)
+	table := func(description string) any {
+		r, err := translate.NameTable(m.snap, proxy(t, description))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	first := table("sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT")
+	if first != table("sidecar b-1.one 127.203.41.2 app=b INTERCEPTION_MODE=REDIRECT") {
+		t.Error("two proxies of a namespace have a table each")
+	}
+	if first == table("sidecar a-1.one 127.203.41.1 app=a") {
+		t.Error("one that is redirected shares a table with one that is not")
+	}
+}
+
+func TestNameTableIsTheSameInWhateverOrderTheMeshCameToBe(t *testing.T) {
+	docs := strings.Split(namedMesh, "---\n")
+	slices.Reverse(docs)
+	description := "sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT"
+	one, other := names(t, newTestMesh(t, nil, namedMesh), description), names(t, newTestMesh(t, nil, strings.Join(docs, "---\n")), description)
+	if diff := cmp.Diff(one, other); diff != "" {
+		t.Error(diff)
+	}
+	if len(slices.Collect(maps.Keys(one))) == 0 {
+		t.Error("it is empty")
+	}
+}
