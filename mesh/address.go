@@ -10,6 +10,7 @@ const (
 	adminPort      = 15000
 	statusPort     = 15020
 	readinessPort  = 15021
+	namesPort      = 15053
 	proxyPort      = 15080
 	prometheusPort = 15090
 )
@@ -74,6 +75,9 @@ func placeInstances(t *Topology, network netip.Prefix) []*Instance {
 func (i *Instance) Workload() *Workload { return i.workload }
 
 func (i *Instance) httpProxy() string { return fmt.Sprintf("http://%s:%d", i.Proxy, proxyPort) }
+
+// dnsAddress is where the sidecar's agent answers DNS questions.
+func (i *Instance) dnsAddress() string { return netip.AddrPortFrom(i.Proxy, namesPort).String() }
 
 // upstreamAddress is where the sidecar listens for the n-th TCP upstream.
 func (i *Instance) upstreamAddress(n int) netip.AddrPort {

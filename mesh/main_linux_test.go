@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -83,7 +84,28 @@ func playCaller([]string) {
 		w.WriteHeader(res.StatusCode)
 		_, _ = io.Copy(w, res.Body)
 	})
+	mux.HandleFunc("GET /dial/{host}", func(w http.ResponseWriter, r *http.Request) {
+		callByDNS(w, r.PathValue("host"))
+	})
 	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PILOTFISH_APP_ADDRESS"), os.Getenv("PORT")), mux))
+}
+
+// callByDNS calls without a proxy, by the address that the sidecar's agent knows for the name.
+func callByDNS(w http.ResponseWriter, host string) {
+	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, os.Getenv("PILOTFISH_DNS_ADDRESS"))
+	}}
+	dialer := net.Dialer{Resolver: &resolver}
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+	res, err := client.Get("http://" + host + "/who")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer res.Body.Close()
+	w.WriteHeader(res.StatusCode)
+	_, _ = io.Copy(w, res.Body)
 }
 
 // playAgent is an agent without an Envoy: it answers at its status port as the real one does.

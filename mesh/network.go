@@ -102,7 +102,7 @@ func (p *loopbackPlacement) Attach(i *Instance) (Attachment, error) {
 		"PROXY_BIND_ADDRESS=" + i.Proxy.String(),
 	}
 	if i.workload.Type != Gateway {
-		agent = append(agent, "ISTIO_META_APP_ADDRESS="+i.App.String())
+		agent = append(agent, "ISTIO_META_APP_ADDRESS="+i.App.String(), "ISTIO_META_ENABLE_DNS_SERVER=true")
 	}
 	if list := i.upstreamListeners(); list != "" {
 		agent = append(agent, "ISTIO_META_UPSTREAM_LISTENERS="+list)
@@ -131,7 +131,7 @@ func (i *Instance) listenAddresses() []netip.AddrPort {
 		all = append(all, netip.AddrPortFrom(i.Proxy, port))
 	}
 	if i.workload.Type != Gateway {
-		all = append(all, netip.AddrPortFrom(i.Proxy, proxyPort))
+		all = append(all, netip.AddrPortFrom(i.Proxy, proxyPort), netip.AddrPortFrom(i.Proxy, namesPort))
 	}
 	for _, p := range i.workload.Ports {
 		if p.Protocol == "UDP" {

@@ -169,3 +169,42 @@ func TestEnvoysDieWithAKilledMesh(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A name of the mesh is an address of the application's own sidecar, by which the call gets the workload's identity.
+func TestApplicationsFindServicesByDNS(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "istio"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "istio", "services.yaml"), []byte(twoServices), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig(t, writeTopology(t, dir, `
+  config: istio
+  workloads:
+  - name: a
+    serviceAccount: alice
+    command: ["${PILOTFISH}", caller]
+    upstreams: [{host: b.default.svc.cluster.local, port: 80}]
+    `+appPort+`
+  - {name: b, serviceAccount: bob, command: ["${PILOTFISH}", caller], `+appPort+`}
+`))
+	cfg.AgentCommand = []string{os.Args[0], "agent"}
+	m := bringUp(t, cfg)
+	m.waitReady()
+	a := m.Instances()[0]
+	for _, name := range []string{"b", "b.default", "b.default.svc.cluster.local"} {
+		var body string
+		eventually(t, "a call from a to "+name, func() bool {
+			var status int
+			status, body = getText(t, fmt.Sprintf("http://%s:9080/dial/%s", a.App, name))
+			return status == http.StatusOK
+		})
+		if !strings.Contains(body, "b was called by") || !strings.Contains(body, "URI=spiffe://cluster.local/ns/default/sa/alice") {
+			t.Errorf("by %s: %s", name, body)
+		}
+	}
+	if status, body := getText(t, fmt.Sprintf("http://%s:9080/dial/nobody.default.svc.cluster.local", a.App)); status != http.StatusBadGateway {
+		t.Errorf("a name that nobody has: %d %s", status, body)
+	}
+}

@@ -190,6 +190,7 @@ func (m *Mesh) appEnv(i *Instance, at Attachment) ([]string, error) {
 	env = append(env, at.AppEnv...)
 	env = append(env,
 		"PILOTFISH_APP_ADDRESS="+i.App.String(),
+		"PILOTFISH_DNS_ADDRESS="+i.dnsAddress(),
 		"PILOTFISH_NAME="+i.Name,
 		"PILOTFISH_NAMESPACE="+w.Namespace,
 		runVariable+"="+m.runID,

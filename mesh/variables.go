@@ -31,7 +31,7 @@ func expand(text string, variables map[string]string) (string, error) {
 
 // variableNames are the variables that a workload's command and environment may use.
 func (w *Workload) variableNames() []string {
-	names := []string{"NAME", "WORKLOAD", "NAMESPACE", "SERVICE_ACCOUNT", "APP_ADDRESS", "PROXY_ADDRESS", "HTTP_PROXY", "PORT"}
+	names := []string{"NAME", "WORKLOAD", "NAMESPACE", "SERVICE_ACCOUNT", "APP_ADDRESS", "PROXY_ADDRESS", "HTTP_PROXY", "DNS_ADDRESS", "PORT"}
 	for _, p := range w.Ports {
 		if p.Name != "" {
 			names = append(names, portVariable(p.Name))
@@ -49,7 +49,8 @@ func (i *Instance) variables(topologyDir, self string) map[string]string {
 	vars := map[string]string{
 		"NAME": i.Name, "WORKLOAD": w.Name, "NAMESPACE": w.Namespace, "SERVICE_ACCOUNT": w.ServiceAccount,
 		"APP_ADDRESS": i.App.String(), "PROXY_ADDRESS": i.Proxy.String(), "HTTP_PROXY": i.httpProxy(),
-		"PORT": "", "TOPOLOGY_DIR": topologyDir, "PILOTFISH": self,
+		"DNS_ADDRESS": i.dnsAddress(),
+		"PORT":        "", "TOPOLOGY_DIR": topologyDir, "PILOTFISH": self,
 	}
 	if port := w.FirstPort(); port != 0 {
 		vars["PORT"] = fmt.Sprint(port)
