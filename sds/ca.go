@@ -4,14 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/url"
 	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
@@ -25,94 +21,6 @@ type CAServer = dial.Server
 
 // SystemRoots, as TLS.RootFile, stands for the roots of the operating system.
 const SystemRoots = dial.SystemRoots
-
-// KeyType is a kind of private key.
-type KeyType string
-
-// The kinds of keys.
-const (
-	ECDSAP256 KeyType = "ECDSA-P256"
-	RSA2048   KeyType = "RSA-2048"
-)
-
-// CAConfig is what a CASource needs.
-type CAConfig struct {
-	// Address is the certificate authority's, host:port.
-	Address string
-	CAServer
-
-	// TrustDomain, Namespace and ServiceAccount make the SPIFFE ID that is asked for.
-	TrustDomain, Namespace, ServiceAccount string
-	// Key is the kind of private key; empty is ECDSA P-256.
-	Key KeyType
-	// TTL is how long certificates are asked to be valid; zero is 24 h.
-	TTL time.Duration
-	// GraceRatio is the part of its life that a certificate has left when it is replaced, and GraceJitter how much that
-	// part differs by chance; both zero is 0.5 and 0.01.
-	GraceRatio, GraceJitter float64
-	// TrustFile holds further roots that peers' certificates may lead to, besides the root that the authority names;
-	// it is watched. Empty for none.
-	TrustFile string
-
-	// CallTimeout bounds one call; zero is 10 s.
-	CallTimeout time.Duration
-	// MinRetry and MaxRetry bound the wait between attempts; zero is 100 ms and 60 s.
-	MinRetry, MaxRetry time.Duration
-	// Debounce is how long TrustFile has to be quiet after a change before it is read; zero is 100 ms.
-	Debounce time.Duration
-
-	Logger  *slog.Logger
-	Metrics prometheus.Registerer
-	// Clock is time; nil is the machine's.
-	Clock Clock
-}
-
-func (c *CAConfig) setDefaults() error {
-	if _, _, err := net.SplitHostPort(c.Address); err != nil {
-		return fmt.Errorf("sds: the certificate authority's address %q is not host:port: %w", c.Address, err)
-	}
-	if c.TrustDomain == "" || c.Namespace == "" || c.ServiceAccount == "" {
-		return fmt.Errorf("sds: an identity needs a trust domain (%q), a namespace (%q) and a service account (%q)",
-			c.TrustDomain, c.Namespace, c.ServiceAccount)
-	}
-	if c.Key == "" {
-		c.Key = ECDSAP256
-	}
-	if c.Key != ECDSAP256 && c.Key != RSA2048 {
-		return fmt.Errorf("sds: the key type %q is neither %s nor %s", c.Key, ECDSAP256, RSA2048)
-	}
-	if c.GraceRatio == 0 && c.GraceJitter == 0 {
-		c.GraceRatio, c.GraceJitter = 0.5, 0.01
-	}
-	if c.GraceRatio < 0 || c.GraceRatio > 1 {
-		return fmt.Errorf("sds: the grace period ratio %v is not between 0 and 1", c.GraceRatio)
-	}
-	c.setDurations()
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	if c.Clock == nil {
-		c.Clock = SystemClock{}
-	}
-	return nil
-}
-
-func (c *CAConfig) setDurations() {
-	for _, d := range []struct {
-		field *time.Duration
-		value time.Duration
-	}{
-		{&c.TTL, 24 * time.Hour},
-		{&c.CallTimeout, 10 * time.Second},
-		{&c.MinRetry, 100 * time.Millisecond},
-		{&c.MaxRetry, time.Minute},
-		{&c.Debounce, defaultDebounce},
-	} {
-		if *d.field <= 0 {
-			*d.field = d.value
-		}
-	}
-}
 
 // CASource gets the workload's certificate from a certificate authority that speaks Istio's CreateCertificate API. The
 // private key is made here and leaves only to Envoy. A certificate is served until its successor was signed and checked.
@@ -135,7 +43,9 @@ type CASource struct {
 	signed   signed // what the authority gave
 	rotation time.Time
 	problem  error // of the last attempt
+	alarm    alarm
 	trust    trustFile
+	replaced replaced
 }
 
 // NewCASource checks the configuration.
@@ -147,6 +57,7 @@ func NewCASource(config CAConfig) (*CASource, error) {
 	if err := c.metrics.register(config.Metrics); err != nil {
 		return nil, fmt.Errorf("sds: registering metrics: %w", err)
 	}
+	c.restore()
 	return c, nil
 }
 
@@ -201,6 +112,7 @@ func (c *CASource) Run(ctx context.Context) error {
 	c.finishWarm(ctx)
 	retry := dial.Backoff{Min: c.config.MinRetry, Max: c.config.MaxRetry}
 	for failed := false; ctx.Err() == nil; {
+		c.dropReplaced()
 		if wait, due := c.untilDue(); !due {
 			c.pause(ctx, wait)
 			continue
@@ -281,15 +193,24 @@ func (c *CASource) attempt(ctx context.Context) error {
 
 func (c *CASource) failed(err error) {
 	c.metrics.failures.Inc()
+	now := c.config.Clock.Now()
 	c.mu.Lock()
-	repeated := c.problem != nil && c.problem.Error() == err.Error()
 	c.problem = err
-	served := c.material.Leaf != nil
-	c.mu.Unlock()
-	if !repeated { // once a cause, not once an attempt
-		c.config.Logger.Warn("no certificate from the certificate authority", "address", c.config.Address, "identity", c.id,
-			"error", err, "lastGoodServed", served)
+	var left, life time.Duration
+	if leaf := c.material.Leaf; leaf != nil {
+		left, life = leaf.NotAfter.Sub(now), leaf.NotAfter.Sub(leaf.NotBefore)
 	}
+	level, tell := c.alarm.failed(err, left, life, now)
+	since := c.alarm.since
+	c.mu.Unlock()
+	if !tell {
+		return
+	}
+	details := []any{"address", c.config.Address, "identity", c.id, "error", err, "failingSince", since}
+	if life > 0 {
+		details = append(details, "servedCertificateExpiresIn", left.Round(time.Second))
+	}
+	c.config.Logger.Log(context.Background(), level, "no certificate from the certificate authority", details...)
 }
 
 // adopt puts a checked certificate in force.
@@ -297,11 +218,15 @@ func (c *CASource) adopt(answer signed, key *keyPair) {
 	c.key = nil
 	now := c.config.Clock.Now()
 	c.mu.Lock()
+	if old := c.signed; old.leaf != nil && !c.config.DropReplacedRoots {
+		c.replaced = c.replaced.add(old.roots, answer.roots, old.leaf.NotAfter)
+	}
 	c.signed = answer
 	c.material.Chain, c.material.Key, c.material.Leaf = answer.chain, key.pem, answer.leaf
-	c.material.Roots = c.trust.join(answer.roots)
+	c.material.Roots = c.joinRoots()
 	c.rotation = c.rotationTime(answer, now)
 	c.problem = nil
+	c.alarm.reset()
 	next := c.rotation
 	c.mu.Unlock()
 	c.config.Logger.Info("certificate signed", "identity", c.id, "serial", answer.leaf.SerialNumber.Text(16),

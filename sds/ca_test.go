@@ -24,7 +24,7 @@ import (
 )
 
 func TestCertificateIsSignedForTheIdentityAndTheKeyStaysHere(t *testing.T) {
-	for _, kind := range []KeyType{ECDSAP256, RSA2048} {
+	for _, kind := range []KeyType{ECDSAP256, ECDSAP384, RSA2048, RSA(3072)} {
 		t.Run(string(kind), func(t *testing.T) {
 			ca := newAuthority(t)
 			address, _ := ca.listen(t, "127.0.0.1:0", nil)
@@ -42,7 +42,7 @@ func TestCertificateIsSignedForTheIdentityAndTheKeyStaysHere(t *testing.T) {
 			if got := m.Leaf.URIs[0].String(); got != identity {
 				t.Errorf("the certificate is for %s", got)
 			}
-			if _, isRSA := m.Leaf.PublicKey.(*rsa.PublicKey); isRSA != (kind == RSA2048) {
+			if _, isRSA := m.Leaf.PublicKey.(*rsa.PublicKey); isRSA != (kind.rsaBits() > 0) {
 				t.Errorf("the key is a %T", m.Leaf.PublicKey)
 			}
 			if !bytes.Equal(m.Roots, ca.root.PEM()) {
@@ -386,7 +386,7 @@ func FuzzAnswer(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if source.key, err = newKeyPair(ECDSAP256); err != nil {
+	if source.key, err = newKeyPair(ECDSAP256, false); err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, leaf, root string) {

@@ -117,7 +117,7 @@ func (f files) read() (Material, error) {
 }
 
 func readRoots(path string) ([]byte, error) {
-	text, err := os.ReadFile(path)
+	text, err := readBounded(path)
 	if err != nil {
 		return nil, err
 	}
@@ -130,11 +130,11 @@ func readRoots(path string) ([]byte, error) {
 // readPair reads a certificate and its key. While files are being replaced one by one they may not belong together:
 // then this is an error, and the old pair stays.
 func readPair(cert, key string) (Material, error) {
-	chain, err := os.ReadFile(cert)
+	chain, err := readBounded(cert)
 	if err != nil {
 		return Material{}, err
 	}
-	keyText, err := os.ReadFile(key)
+	keyText, err := readBounded(key)
 	if err != nil {
 		return Material{}, err
 	}

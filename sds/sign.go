@@ -1,17 +1,11 @@
 package sds
 
 import (
+	"bytes"
 	"context"
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 	"time"
 
@@ -24,43 +18,6 @@ import (
 // clockSkew is how far the authority's clock may be ahead of ours.
 const clockSkew = 2 * time.Minute
 
-// keyPair is a private key, as a signer and as Envoy wants it.
-type keyPair struct {
-	signer crypto.Signer
-	pem    PrivateKey
-}
-
-func newKeyPair(kind KeyType) (*keyPair, error) {
-	var signer crypto.Signer
-	var err error
-	if kind == RSA2048 {
-		signer, err = rsa.GenerateKey(rand.Reader, 2048)
-	} else {
-		signer, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("making a private key: %w", err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(signer)
-	if err != nil {
-		return nil, fmt.Errorf("encoding the private key: %w", err)
-	}
-	return &keyPair{signer: signer, pem: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})}, nil
-}
-
-// csr is a request for a certificate of the key with the SPIFFE ID as its only name, as Istio's authorities expect it.
-func (k *keyPair) csr(id string) (string, error) {
-	uri, err := url.Parse(id)
-	if err != nil {
-		return "", fmt.Errorf("the identity %q: %w", id, err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{uri}}, k.signer)
-	if err != nil {
-		return "", fmt.Errorf("making a CSR: %w", err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})), nil
-}
-
 // signed is an authority's answer that was found good.
 type signed struct {
 	leaf  *x509.Certificate
@@ -71,7 +28,7 @@ type signed struct {
 // sign makes a key, unless one is left from a failed attempt, asks the authority, and checks its answer.
 func (c *CASource) sign(ctx context.Context) (signed, *keyPair, error) {
 	if c.key == nil {
-		key, err := newKeyPair(c.config.Key)
+		key, err := newKeyPair(c.config.Key, c.config.PKCS8)
 		if err != nil {
 			return signed{}, nil, err
 		}
@@ -121,14 +78,19 @@ func (c *CASource) call(ctx context.Context, csr string) ([]string, error) {
 // check verifies an answer: the certificate is for our key and our identity and no other, is valid now, and leads to
 // a root.
 func (c *CASource) check(answer []string) (signed, error) {
-	certs, err := parseCertificates([]byte(strings.Join(answer, "\n")))
+	own, roots, err := takeApart(answer)
 	if err != nil {
 		return signed{}, err
 	}
-	leaf := certs[0]
-	if key, ok := c.key.signer.Public().(publicKey); !ok || !key.Equal(leaf.PublicKey) {
+	if key, ok := c.key.signer.Public().(publicKey); !ok || !key.Equal(own[0].PublicKey) {
 		return signed{}, errors.New("the certificate is for another key than the one it was asked for")
 	}
+	return c.checkOwn(own, roots)
+}
+
+// checkOwn verifies that a chain is the workload's own, is valid now, and leads to a root.
+func (c *CASource) checkOwn(own, roots []*x509.Certificate) (signed, error) {
+	leaf := own[0]
 	if err := c.checkIdentity(leaf); err != nil {
 		return signed{}, err
 	}
@@ -139,7 +101,31 @@ func (c *CASource) check(answer []string) (signed, error) {
 	if leaf.NotBefore.After(now.Add(clockSkew)) {
 		return signed{}, fmt.Errorf("the certificate is not valid before %s, and here it is %s: look at the clocks", leaf.NotBefore, now)
 	}
-	return c.checkChain(certs, now)
+	return c.checkChain(own, roots, now)
+}
+
+// takeApart gives the workload's chain and the roots of an answer. Its last entry is the root, or several while the
+// authority's roots are being replaced; an answer of one entry has none but those that are signed by themselves.
+func takeApart(answer []string) (own, roots []*x509.Certificate, err error) {
+	if last := len(answer) - 1; last > 0 {
+		if roots, err = parseCertificates([]byte(answer[last])); err != nil {
+			return nil, nil, fmt.Errorf("the root: %w", err)
+		}
+		answer = answer[:last]
+	}
+	all, err := parseCertificates([]byte(strings.Join(answer, "\n")))
+	if err != nil {
+		return nil, nil, err
+	}
+	own = all[:1]
+	for _, cert := range all[1:] {
+		if bytes.Equal(cert.RawIssuer, cert.RawSubject) {
+			roots = append(roots, cert)
+		} else {
+			own = append(own, cert)
+		}
+	}
+	return own, roots, nil
 }
 
 func (c *CASource) checkIdentity(leaf *x509.Certificate) error {
@@ -152,16 +138,9 @@ func (c *CASource) checkIdentity(leaf *x509.Certificate) error {
 	return nil
 }
 
-// checkChain finds the root: the last certificate of the answer, or one of the trust file when only the workload's own
-// certificate came.
-func (c *CASource) checkChain(certs []*x509.Certificate, now time.Time) (signed, error) {
-	answer := signed{leaf: certs[0]}
-	own := certs
-	if last := len(certs) - 1; last > 0 {
-		answer.roots = certs[last:]
-		own = certs[:last]
-	}
-	answer.chain = encodeCertificates(own)
+// checkChain holds the chain against the authority's roots and those of the trust file.
+func (c *CASource) checkChain(own, roots []*x509.Certificate, now time.Time) (signed, error) {
+	answer := signed{leaf: own[0], roots: roots, chain: encodeCertificates(own)}
 	options := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
 		CurrentTime: later(now, answer.leaf.NotBefore), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},

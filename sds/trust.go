@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"os"
 )
 
 // trustFile is the content of a file of further roots.
@@ -68,7 +67,7 @@ func (c *CASource) readTrust() (well, changed bool) {
 	if c.signed.leaf == nil {
 		return true, false
 	}
-	roots := c.trust.join(c.signed.roots)
+	roots := c.joinRoots()
 	if bytes.Equal(roots, c.material.Roots) {
 		return true, false
 	}
@@ -77,7 +76,7 @@ func (c *CASource) readTrust() (well, changed bool) {
 }
 
 func readTrustFile(file string) ([]*x509.Certificate, error) {
-	text, err := os.ReadFile(file)
+	text, err := readBounded(file)
 	if err != nil {
 		return nil, err
 	}

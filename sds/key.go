@@ -1,0 +1,109 @@
+package sds
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// KeyType is a kind of private key: ECDSAP256, ECDSAP384, or what RSA gives.
+type KeyType string
+
+// Kinds of keys.
+const (
+	ECDSAP256 KeyType = "ECDSA-P256"
+	ECDSAP384 KeyType = "ECDSA-P384"
+	RSA2048   KeyType = "RSA-2048"
+
+	rsaPrefix = "RSA-"
+	// Shorter keys are not secure, longer ones take seconds to make and to use.
+	leastRSA, mostRSA = 2048, 8192
+)
+
+// RSA is the kind of RSA keys of a length in bits, from 2048 to 8192.
+func RSA(bits int) KeyType { return KeyType(rsaPrefix + strconv.Itoa(bits)) }
+
+// rsaBits is the length of an RSA key; 0 for other kinds.
+func (k KeyType) rsaBits() int {
+	bits, ok := strings.CutPrefix(string(k), rsaPrefix)
+	if !ok {
+		return 0
+	}
+	n, err := strconv.Atoi(bits)
+	if err != nil || n < leastRSA || n > mostRSA {
+		return 0
+	}
+	return n
+}
+
+func (k KeyType) check() error {
+	if k == ECDSAP256 || k == ECDSAP384 || k.rsaBits() > 0 {
+		return nil
+	}
+	return fmt.Errorf("the key type %q is none of %s, %s and %s%d to %s%d", k, ECDSAP256, ECDSAP384, rsaPrefix, leastRSA, rsaPrefix, mostRSA)
+}
+
+// keyPair is a private key, as a signer and as Envoy wants it.
+type keyPair struct {
+	signer crypto.Signer
+	pem    PrivateKey
+}
+
+func newKeyPair(kind KeyType, pkcs8 bool) (*keyPair, error) {
+	var signer crypto.Signer
+	var err error
+	switch bits := kind.rsaBits(); {
+	case bits > 0:
+		signer, err = rsa.GenerateKey(rand.Reader, bits)
+	case kind == ECDSAP384:
+		signer, err = ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	default:
+		signer, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("making a private key: %w", err)
+	}
+	block, err := encodeKey(signer, pkcs8)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the private key: %w", err)
+	}
+	return &keyPair{signer: signer, pem: pem.EncodeToMemory(block)}, nil
+}
+
+// encodeKey encodes a key by PKCS #8, or as older programs want it: by PKCS #1 or SEC 1.
+func encodeKey(signer crypto.Signer, pkcs8 bool) (*pem.Block, error) {
+	switch key := signer.(type) {
+	case *rsa.PrivateKey:
+		if !pkcs8 {
+			return &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}, nil
+		}
+	case *ecdsa.PrivateKey:
+		if !pkcs8 {
+			der, err := x509.MarshalECPrivateKey(key)
+			return &pem.Block{Type: "EC PRIVATE KEY", Bytes: der}, err
+		}
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(signer)
+	return &pem.Block{Type: "PRIVATE KEY", Bytes: der}, err
+}
+
+// csr is a request for a certificate of the key with the SPIFFE ID as its only name, as Istio's authorities expect it.
+func (k *keyPair) csr(id string) (string, error) {
+	uri, err := url.Parse(id)
+	if err != nil {
+		return "", fmt.Errorf("the identity %q: %w", id, err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{uri}}, k.signer)
+	if err != nil {
+		return "", fmt.Errorf("making a CSR: %w", err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})), nil
+}
