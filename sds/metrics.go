@@ -9,6 +9,7 @@ type metrics struct {
 	watchFailures  prometheus.Counter
 	secretFailures prometheus.Counter
 	nacks          prometheus.Counter
+	outputFailures prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -16,6 +17,7 @@ func newMetrics() *metrics {
 		watchFailures:  newCounter("istio_agent_num_file_watcher_failures_total", "Failures of the file notification system."),
 		secretFailures: newCounter("istio_agent_num_file_secret_failures_total", "Secrets that could not be read from their files."),
 		nacks:          newCounter("pilotfish_sds_nacks_total", "Secrets that Envoy rejected."),
+		outputFailures: newCounter("pilotfish_sds_output_failures_total", "Times that the identity could not be written to its directory."),
 	}
 }
 
@@ -24,7 +26,7 @@ func newCounter(name, help string) prometheus.Counter {
 }
 
 func (m *metrics) register(registerer prometheus.Registerer, s *Server) error {
-	return registerAll(registerer, m.watchFailures, m.secretFailures, m.nacks, &expiry{
+	return registerAll(registerer, m.watchFailures, m.secretFailures, m.nacks, m.outputFailures, &expiry{
 		server: s,
 		desc: prometheus.NewDesc("istio_agent_cert_expiry_seconds",
 			"Seconds until a certificate that is served expires; negative once it has.", []string{"resource_name"}, nil),

@@ -40,16 +40,48 @@ type secret struct {
 	body    *anypb.Any
 }
 
-func certificateSecret(name string, m Material) (*secret, error) {
-	return newSecret(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
-		CertificateChain: inline(m.Chain), PrivateKey: inline(m.Key),
-	}}})
+func certificateSecret(name string, m Material, provider *KeyProvider) (*secret, error) {
+	cert := &tlsv3.TlsCertificate{CertificateChain: inline(m.Chain)}
+	if provider == nil {
+		cert.PrivateKey = inline(m.Key)
+	} else {
+		var err error
+		if cert.PrivateKeyProvider, err = provider.of(m.Key); err != nil {
+			return nil, err
+		}
+	}
+	return newSecret(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: cert}})
 }
 
-func rootSecret(name string, roots []byte) (*secret, error) {
-	return newSecret(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{
-		ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline(roots)},
-	}})
+// rootSecret has the roots, lists of what is revoked, and, where trust domains have roots of their own, which those are.
+func rootSecret(name string, roots, crl []byte, domains map[string][]byte) (*secret, error) {
+	context := &tlsv3.CertificateValidationContext{TrustedCa: inline(roots)}
+	if len(crl) > 0 {
+		context.Crl = inline(crl)
+	}
+	if len(domains) > 0 {
+		validator, err := domainValidator(domains)
+		if err != nil {
+			return nil, err
+		}
+		context.CustomValidatorConfig = validator
+	}
+	return newSecret(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{ValidationContext: context}})
+}
+
+// domainValidator has Envoy hold a certificate against the roots of its own trust domain only: an authority of one domain
+// cannot speak for another.
+func domainValidator(domains map[string][]byte) (*corev3.TypedExtensionConfig, error) {
+	config := &tlsv3.SPIFFECertValidatorConfig{}
+	for _, name := range sortedNames(domains) {
+		config.TrustDomains = append(config.TrustDomains,
+			&tlsv3.SPIFFECertValidatorConfig_TrustDomain{Name: name, TrustBundle: inline(domains[name])})
+	}
+	typed, err := anypb.New(config)
+	if err != nil {
+		return nil, err
+	}
+	return &corev3.TypedExtensionConfig{Name: "envoy.tls.cert_validator.spiffe", TypedConfig: typed}, nil
 }
 
 func inline(b []byte) *corev3.DataSource {
@@ -143,11 +175,4 @@ func readPair(cert, key string) (Material, error) {
 		return Material{}, fmt.Errorf("%s and %s: %w", cert, key, err)
 	}
 	return Material{Chain: chain, Key: keyText, Leaf: leaf}, nil
-}
-
-func (f files) secret(m Material) (*secret, error) {
-	if f.roots != "" {
-		return rootSecret(f.name, m.Roots)
-	}
-	return certificateSecret(f.name, m)
 }

@@ -37,6 +37,13 @@ type Config struct {
 	AllowedUIDs []uint32
 	// Source gives "default" and "ROOTCA"; nil serves files only.
 	Source Source
+	// Output, when it has a directory, is where the identity is written for programs that do not speak SDS.
+	Output Output
+	// KeyProvider has Envoy use keys by an accelerator; nil for none.
+	KeyProvider *KeyProvider
+	// CRLFile holds lists of revoked certificates that go with the roots; it need not be there, and is watched. Empty for
+	// none.
+	CRLFile string
 	// Debounce is how long files have to be quiet after a change before they are read; zero is 100 ms.
 	Debounce time.Duration
 
@@ -53,6 +60,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.AllowedUIDs == nil {
 		c.AllowedUIDs = uds.DefaultUsers()
+	}
+	if err := c.KeyProvider.check(); err != nil {
+		return err
 	}
 	if c.SocketMode == 0 {
 		c.SocketMode = 0o600
@@ -74,6 +84,7 @@ type Server struct {
 	config  Config
 	secrets *store
 	metrics *metrics
+	output  *outlet // nil when the identity is written nowhere
 }
 
 // New checks the configuration. It does nothing yet: Run does.
@@ -83,6 +94,9 @@ func New(config Config) (*Server, error) {
 	}
 	s := &Server{config: config, metrics: newMetrics()}
 	s.secrets = newStore(config, s.metrics)
+	if config.Output.Dir != "" && config.Source != nil {
+		s.output = newOutlet(config, s.secrets, s.metrics)
+	}
 	if err := s.metrics.register(config.Metrics, s); err != nil {
 		return nil, fmt.Errorf("sds: registering metrics: %w", err)
 	}
@@ -108,6 +122,9 @@ func (s *Server) Run(ctx context.Context) error {
 	var sourceErr error
 	parts.Go(func() { s.secrets.run(ctx) })
 	parts.Go(func() { <-ctx.Done(); server.Stop() })
+	if s.output != nil {
+		parts.Go(func() { s.output.run(ctx) })
+	}
 	if s.config.Source != nil {
 		parts.Go(func() {
 			if sourceErr = s.config.Source.Run(ctx); sourceErr != nil {
@@ -135,7 +152,11 @@ func (s *Server) Health() (ok bool, reason string) {
 	if s.config.Source != nil {
 		ok, reason = s.config.Source.Health()
 	}
-	for _, problem := range s.secrets.problems() {
+	problems := s.secrets.problems()
+	if s.output != nil {
+		problems = append(problems, s.output.problems()...)
+	}
+	for _, problem := range problems {
 		if reason != "" {
 			reason += "; "
 		}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 )
@@ -40,12 +41,16 @@ type Material struct {
 	Key PrivateKey
 	// Roots are the certificates that peers' have to lead to, in PEM.
 	Roots []byte
+	// Domains are the roots by trust domain, in PEM, where a certificate has to lead to one of its own domain's; nil where
+	// any of Roots will do.
+	Domains map[string][]byte
 	// Leaf is the first certificate of Chain.
 	Leaf *x509.Certificate
 }
 
 func (m Material) equal(o Material) bool {
-	return bytes.Equal(m.Chain, o.Chain) && bytes.Equal(m.Key, o.Key) && bytes.Equal(m.Roots, o.Roots)
+	return bytes.Equal(m.Chain, o.Chain) && bytes.Equal(m.Key, o.Key) && bytes.Equal(m.Roots, o.Roots) &&
+		maps.EqualFunc(m.Domains, o.Domains, bytes.Equal)
 }
 
 // PrivateKey is a key in PEM, which shows itself to nobody who prints or logs it.

@@ -1,6 +1,7 @@
 package sds
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -9,38 +10,50 @@ import (
 	"sync"
 )
 
+// mostEntries is more files than any proxy is told of.
+const mostEntries = 20_000
+
 // store holds the secrets that streams ask for, and tells the streams when any has changed.
 type store struct {
 	source  Source
 	log     *slog.Logger
 	metrics *metrics
+	clock   Clock
 	watch   *watch
+	crlFile string
+	anchors anchors
 
 	mu      sync.Mutex
 	entries map[string]*entry
+	extras  extras
+	made    map[string]*secret // of the source's material, as it is now
 	streams map[chan struct{}]bool
+	// outlets are told of changes of the identity.
+	outlets []func()
 }
 
-// entry is one file resource that somebody has asked for.
-type entry struct {
-	files
-	users    int
-	material Material
-	secret   *secret // the last good one; nil before the first
-	problem  string
+// extras are what is added to secrets whatever they are made of. Its generation is another one with each change.
+type extras struct {
+	generation int
+	provider   *KeyProvider
+	revoked    revocations
 }
 
 func newStore(config Config, m *metrics) *store {
 	s := &store{
-		source: config.Source, log: config.Logger, metrics: m,
-		entries: make(map[string]*entry), streams: make(map[chan struct{}]bool),
+		source: config.Source, log: config.Logger, metrics: m, clock: config.Clock, crlFile: config.CRLFile,
+		entries: make(map[string]*entry), streams: make(map[chan struct{}]bool), made: make(map[string]*secret),
+		extras: extras{provider: config.KeyProvider},
 	}
 	s.watch = &watch{
 		debounce: config.Debounce, clock: config.Clock, log: config.Logger, failed: m.watchFailures.Inc,
 		paths: s.paths, check: s.reload, wake: make(chan struct{}, 1),
 	}
 	if s.source != nil {
-		s.source.Subscribe(s.changed)
+		s.source.Subscribe(s.invalidate)
+	}
+	if s.crlFile != "" {
+		s.reload()
 	}
 	return s
 }
@@ -62,9 +75,20 @@ func (s *store) leave(changes chan struct{}) {
 	delete(s.streams, changes)
 }
 
-func (s *store) changed() {
+// invalidate has the identity's secrets made anew, and tells of it.
+func (s *store) invalidate() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	clear(s.made)
+	s.tell()
+	outlets := s.outlets
+	s.mu.Unlock()
+	for _, outlet := range outlets {
+		outlet()
+	}
+}
+
+// tell wakes the streams. The caller holds the lock.
+func (s *store) tell() {
 	for changes := range s.streams {
 		select {
 		case changes <- struct{}{}:
@@ -90,6 +114,9 @@ func (s *store) acquire(name string) error {
 	if e := s.entries[name]; e != nil {
 		e.users++
 		return nil
+	}
+	if len(s.entries) >= mostEntries {
+		return fmt.Errorf("the secret %q is one more than the %d files that are served", name, mostEntries)
 	}
 	e := &entry{files: f, users: 1}
 	s.entries[name] = e
@@ -126,18 +153,26 @@ func (s *store) get(name string) *secret {
 }
 
 func (s *store) identity(name string) *secret {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.made[name]; known != nil {
+		return known
+	}
 	m := s.source.Current()
 	var made *secret
 	var err error
 	switch {
 	case name == DefaultName && len(m.Chain) > 0:
-		made, err = certificateSecret(name, m)
+		made, err = certificateSecret(name, m, s.extras.provider)
 	case name == RootName && len(m.Roots) > 0:
-		made, err = rootSecret(name, m.Roots)
+		made, err = rootSecret(name, s.anchors.join(m.Roots), s.extras.revoked.text, m.Domains)
 	}
 	if err != nil {
 		s.log.Error("making a secret", "name", name, "error", err)
 		return nil
+	}
+	if made != nil {
+		s.made[name] = made
 	}
 	return made
 }
@@ -146,40 +181,82 @@ func (s *store) paths() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var paths []string
+	if s.crlFile != "" {
+		paths = append(paths, s.crlFile)
+	}
 	for _, e := range s.entries {
 		paths = append(paths, e.paths()...)
 	}
 	return paths
 }
 
-// reload reads all files anew and says whether all of them are well.
+// reload reads the files that were touched and says whether all of them are well.
 func (s *store) reload() (well bool) {
 	s.mu.Lock()
-	any := false
 	well = true
+	revoked := s.loadRevocations()
+	changed := revoked
 	for _, e := range s.entries {
-		any = s.load(e) || any
+		changed = s.load(e) || changed
 		well = well && e.problem == ""
 	}
+	well = well && s.extras.revoked.problem == ""
+	if changed && !revoked {
+		s.tell()
+	}
 	s.mu.Unlock()
-	if any {
-		s.changed()
+	if revoked {
+		s.invalidate()
 	}
 	return well
+}
+
+// loadRevocations reads the revocation lists. The caller holds the lock.
+func (s *store) loadRevocations() (changed bool) {
+	if s.crlFile == "" {
+		return false
+	}
+	old := s.extras.revoked
+	read, err := readRevocations(s.crlFile)
+	switch {
+	case err != nil:
+		if err.Error() != old.problem {
+			s.metrics.secretFailures.Inc()
+			s.log.Warn("the revocation lists cannot be read", "error", err, "lastGoodListsServed", len(old.lists))
+		}
+		s.extras.revoked.problem = err.Error()
+		return false
+	case bytes.Equal(read.text, old.text):
+		s.extras.revoked.problem = ""
+		return false
+	}
+	s.log.Info("revocation lists read", "file", s.crlFile, "lists", len(read.lists))
+	s.extras.revoked = read
+	s.extras.generation++
+	return true
+}
+
+// providerRefused gives Envoy the keys themselves, where that is allowed and it has no such accelerator: Envoy knows how to
+// do without one that it was built for, and refuses others.
+func (s *store) providerRefused(reason string) {
+	s.mu.Lock()
+	provider := s.extras.provider
+	if provider == nil || !provider.Fallback || !strings.Contains(reason, "private key provider") {
+		s.mu.Unlock()
+		return
+	}
+	s.extras.provider = nil
+	s.extras.generation++
+	s.mu.Unlock()
+	s.log.Warn("this Envoy has no such private key provider, and gets the keys themselves", "provider", provider.Name)
+	s.reload()
+	s.invalidate()
 }
 
 // load reads one resource's files and says whether it changed. What cannot be read, or does not fit together, leaves
 // the last good secret in place. The caller holds the lock.
 func (s *store) load(e *entry) (changed bool) {
-	m, err := e.read()
-	if err == nil && e.secret != nil && m.equal(e.material) {
-		e.problem = ""
-		return false
-	}
-	var made *secret
-	if err == nil {
-		made, err = e.files.secret(m)
-	}
+	changed, err := e.refresh(s.extras)
 	if err != nil {
 		if problem := err.Error(); problem != e.problem { // once a cause, not once an attempt
 			e.problem = problem
@@ -188,9 +265,11 @@ func (s *store) load(e *entry) (changed bool) {
 		}
 		return false
 	}
-	e.material, e.secret, e.problem = m, made, ""
-	s.log.Info("secret read from its files", "name", e.name, "version", made.version)
-	return true
+	e.problem = ""
+	if changed {
+		s.log.Info("secret read from its files", "name", e.name, "version", e.secret.version)
+	}
+	return changed
 }
 
 func (s *store) problems() []string {
@@ -201,6 +280,9 @@ func (s *store) problems() []string {
 		if e.problem != "" {
 			problems = append(problems, fmt.Sprintf("secret %s: %s", e.name, e.problem))
 		}
+	}
+	if problem := s.extras.revoked.health(s.crlFile, s.clock.Now()); problem != "" {
+		problems = append(problems, problem)
 	}
 	slices.Sort(problems)
 	return problems

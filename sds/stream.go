@@ -1,12 +1,14 @@
 package sds
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
@@ -33,6 +35,35 @@ func (s *service) DeltaSecrets(stream secretv3.SecretDiscoveryService_DeltaSecre
 	c := newClient(s.server)
 	defer c.close()
 	return serve(stream, c, c.deltaRequest, func() *discoveryv3.DeltaDiscoveryResponse { return c.deltaResponse() })
+}
+
+// fetchTime is how long a request without a stream waits for what is not there yet.
+const fetchTime = 5 * time.Second
+
+// FetchSecrets answers once, with all that there is of the names.
+func (s *service) FetchSecrets(ctx context.Context, r *discoveryv3.DiscoveryRequest) (*discoveryv3.DiscoveryResponse, error) {
+	c := newClient(s.server)
+	defer c.close()
+	if err := c.sotwRequest(r); err != nil {
+		return nil, err
+	}
+	if len(c.names) == 0 {
+		return nil, status.Errorf(codes.NotFound, "there are no secrets %q", r.ResourceNames)
+	}
+	timeout := time.NewTimer(fetchTime)
+	defer timeout.Stop()
+	for {
+		if response := c.sotwResponse(); response != nil {
+			return response, nil
+		}
+		select {
+		case <-c.changes:
+		case <-timeout.C:
+			return nil, status.Errorf(codes.Unavailable, "the secrets %q are not there yet", r.ResourceNames)
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
 }
 
 // bidi is one stream of either protocol.
@@ -171,6 +202,7 @@ func (c *client) nextNonce() string {
 func (c *client) rejected(detail *rpcstatus.Status) {
 	c.metrics.nacks.Inc()
 	c.log.Warn("Envoy rejected a secret", "reason", detail.GetMessage())
+	c.secrets.providerRefused(detail.GetMessage())
 }
 
 func checkType(typeURL string) error {

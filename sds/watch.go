@@ -3,7 +3,6 @@ package sds
 import (
 	"context"
 	"log/slog"
-	"path/filepath"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -12,13 +11,17 @@ import (
 const (
 	defaultDebounce = 100 * time.Millisecond
 	// slowPoll is how often files are read although nothing was heard of them, for file systems that tell nothing;
-	// fastPoll while something is wrong with them, since the event that mends it may have come too early.
+	// fastPoll while something is wrong with them, since the event that mends it may have come too early. It doubles up to
+	// slowPoll.
 	slowPoll = 30 * time.Second
 	fastPoll = time.Second
+	// quietPart of the debounce time without another event is enough: files that are replaced by renaming are complete, and
+	// who writes a file in place hardly pauses for longer.
+	quietPart = 5
 )
 
 // watch calls a function whenever files may have changed. It watches directories, because files are replaced by
-// renaming, and those that Kubernetes mounts by renaming a link beside them.
+// renaming, and those that Kubernetes mounts by renaming a link beside them. While there are no files it costs nothing.
 type watch struct {
 	debounce time.Duration
 	clock    Clock
@@ -27,8 +30,13 @@ type watch struct {
 	// paths gives the files to watch now; check reads them and says whether all is well.
 	paths func() []string
 	check func() (well bool)
-	// wake asks for a check soon: the set of files is another one.
+	// wake asks for the files to be followed anew: the set of them is another one.
 	wake chan struct{}
+
+	notifier *fsnotify.Watcher // nil while there are no files, or when it cannot be had
+	mute     bool              // it cannot be had
+	spots    map[spot]bool     // what is waited for
+	watched  map[string]bool   // directories
 }
 
 func (w *watch) poke() {
@@ -39,98 +47,148 @@ func (w *watch) poke() {
 }
 
 func (w *watch) run(ctx context.Context) {
+	defer w.close()
+	for unwell := fastPoll; ctx.Err() == nil; {
+		paths := w.paths()
+		if len(paths) == 0 {
+			w.close()
+			select {
+			case <-w.wake:
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		w.follow(paths)
+		wait := slowPoll
+		switch {
+		case !w.check():
+			wait, unwell = unwell, min(2*unwell, slowPoll)
+		case w.mute:
+			wait = fastPoll
+		default:
+			unwell = fastPoll
+		}
+		if w.await(ctx, wait) {
+			unwell = fastPoll
+		}
+	}
+}
+
+func (w *watch) close() {
+	if w.notifier != nil {
+		_ = w.notifier.Close()
+	}
+	w.notifier, w.spots, w.watched = nil, nil, nil
+}
+
+func (w *watch) open() {
+	w.spots, w.watched = make(map[spot]bool), make(map[string]bool)
+	if w.mute {
+		return
+	}
 	notifier, err := fsnotify.NewWatcher()
 	if err != nil {
 		w.log.Warn("file changes are not notified; files are read every second instead", "error", err)
 		w.failed()
-		w.poll(ctx)
+		w.mute = true
 		return
 	}
-	defer func() { _ = notifier.Close() }()
-	watched := make(map[string]bool)
-	for {
-		complete := w.follow(notifier, watched)
-		wait := slowPoll
-		if well := w.check(); !well || !complete {
-			wait = fastPoll
-		}
-		if !w.await(ctx, notifier, wait) {
-			return
-		}
-	}
+	w.notifier = notifier
 }
 
-func (w *watch) poll(ctx context.Context) {
+// await waits for a reason to check, and then until the dust has settled. It says whether something was heard.
+func (w *watch) await(ctx context.Context, wait time.Duration) (heard bool) {
+	var events <-chan fsnotify.Event
+	var errs <-chan error
+	if w.notifier != nil {
+		events, errs = w.notifier.Events, w.notifier.Errors
+	}
+	timeout := w.clock.After(wait)
 	for {
-		w.check()
 		select {
-		case <-w.clock.After(fastPoll):
+		case <-timeout:
+			return false
 		case <-w.wake:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// await waits for a reason to check, and then until the dust has settled; false means that the context has ended.
-func (w *watch) await(ctx context.Context, notifier *fsnotify.Watcher, wait time.Duration) bool {
-	select {
-	case <-w.clock.After(wait):
-		return true
-	case <-w.wake:
-		return true
-	case <-ctx.Done():
-		return false
-	case err := <-notifier.Errors:
-		w.log.Warn("watching files", "error", err)
-		w.failed()
-	case <-notifier.Events:
-	}
-	settled := w.clock.After(w.debounce)
-	for {
-		select {
-		case <-notifier.Events:
-		case <-settled:
-			return true
+			if w.follow(w.paths()) {
+				return true
+			}
 		case <-ctx.Done():
 			return false
+		case err := <-errs:
+			w.log.Warn("watching files", "error", err)
+			w.failed()
+			return true
+		case event := <-events:
+			if w.concerns(event) {
+				w.settle(ctx, events)
+				return true
+			}
 		}
 	}
 }
 
-// follow brings the watched directories in line with the paths, and says whether all could be watched.
-func (w *watch) follow(notifier *fsnotify.Watcher, watched map[string]bool) (complete bool) {
-	complete = true
-	wanted := make(map[string]bool)
-	for _, path := range w.paths() {
-		for _, dir := range directories(path) {
-			wanted[dir] = true
+// settle waits until nothing has been heard for a moment, for the debounce time at most.
+func (w *watch) settle(ctx context.Context, events <-chan fsnotify.Event) {
+	end := w.clock.After(w.debounce)
+	for {
+		quiet := time.NewTimer(w.debounce / quietPart)
+		select {
+		case event := <-events:
+			quiet.Stop()
+			w.concerns(event)
+		case <-quiet.C:
+			return
+		case <-end:
+			quiet.Stop()
+			return
+		case <-ctx.Done():
+			quiet.Stop()
+			return
 		}
 	}
+}
+
+// concerns says whether an event is about one of the files, or about a directory or link on the way to one.
+func (w *watch) concerns(event fsnotify.Event) bool {
+	if w.watched[event.Name] {
+		if event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
+			_ = w.notifier.Remove(event.Name)
+			delete(w.watched, event.Name)
+		}
+		return true
+	}
+	return w.spots[spotOf(event.Name)]
+}
+
+// follow brings the watched directories in line with the paths, and says whether there are new ones: what happened in
+// those before was not heard.
+func (w *watch) follow(paths []string) (more bool) {
+	if w.watched == nil {
+		w.open()
+	}
+	if w.notifier == nil {
+		return len(paths) > 0
+	}
+	spots, wanted := make(map[spot]bool), make(map[string]bool)
+	for _, path := range paths {
+		for _, s := range spotsOf(path) {
+			spots[s], wanted[s.dir] = true, true
+		}
+	}
+	w.spots = spots
 	for dir := range wanted {
-		if watched[dir] {
+		if w.watched[dir] || w.notifier.Add(dir) != nil { // which may have gone this moment, and is found anew then
 			continue
 		}
-		if err := notifier.Add(dir); err != nil {
-			complete = false // it may not be there yet
-			continue
-		}
-		watched[dir] = true
+		w.watched[dir] = true
+		more = true
 	}
-	for dir := range watched {
+	for dir := range w.watched {
 		if !wanted[dir] {
-			_ = notifier.Remove(dir)
-			delete(watched, dir)
+			_ = w.notifier.Remove(dir)
+			delete(w.watched, dir)
 		}
 	}
-	return complete
-}
-
-// directories are the one that the path names, and the one where the file really is.
-func directories(path string) []string {
-	dirs := []string{filepath.Dir(path)}
-	if target, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(target) != dirs[0] {
-		dirs = append(dirs, filepath.Dir(target))
-	}
-	return dirs
+	return more
 }
