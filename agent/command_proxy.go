@@ -109,7 +109,7 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*Config, erro
 	}
 	config, err := Resolve(Inputs{
 		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, CacheDir: envoyCache(),
-		WorkingDir: dir, Limits: cgroup.Self(), Cloud: askCloud,
+		WorkingDir: dir, Limits: cgroup.Self(), Cloud: askCloud, Outside: lookOutside(true),
 	})
 	if err != nil {
 		return nil, usageError{err}

@@ -1,9 +1,6 @@
 package agent
 
 import (
-	"log/slog"
-	"path/filepath"
-
 	"github.com/pilotfish-mesh/pilotfish/sds"
 	"github.com/pilotfish-mesh/pilotfish/status"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
@@ -28,48 +25,6 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 		Local:             a.localTypes(),
 		Logger:            a.Logger.With("part", "xds"),
 		Metrics:           a.metrics,
-	})
-}
-
-// newCertificates takes certificates from files where those are given, and else from the certificate authority.
-func (a *Agent) newCertificates() (*sds.Server, error) {
-	c := a.Config.Certificates
-	logger := a.Logger.With("part", "certificates")
-	source, err := a.certificateSource(logger)
-	if err != nil {
-		return nil, err
-	}
-	return sds.New(sds.Config{Socket: c.Socket, Source: source, Logger: logger, Metrics: a.metrics})
-}
-
-func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
-	c, id := a.Config.Certificates, a.Config.Identity
-	if c.Files != "" {
-		return sds.NewFileSource(sds.FileConfig{
-			CertFile: filepath.Join(c.Files, "cert-chain.pem"),
-			KeyFile:  filepath.Join(c.Files, "key.pem"),
-			RootFile: filepath.Join(c.Files, "root-cert.pem"),
-			Logger:   logger,
-		})
-	}
-	return sds.NewCASource(sds.CAConfig{
-		Address: c.Address,
-		CAServer: sds.CAServer{
-			Plaintext: c.Plaintext,
-			TLS:       sds.TLS{RootFile: c.RootFile, ServerName: c.ServerName},
-			TokenFile: c.TokenFile,
-			ClusterID: id.ClusterID,
-			Headers:   c.Headers,
-		},
-		TrustDomain:    id.TrustDomain,
-		Namespace:      id.Namespace,
-		ServiceAccount: id.ServiceAccount,
-		Key:            c.Key,
-		TTL:            c.TTL,
-		GraceRatio:     c.GraceRatio,
-		GraceJitter:    c.GraceJitter,
-		Logger:         logger,
-		Metrics:        a.metrics,
 	})
 }
 

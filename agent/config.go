@@ -9,7 +9,6 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
-	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
 // Config is all that the agent does its work by. Resolve makes it; nothing else reads the environment.
@@ -23,8 +22,10 @@ type Config struct {
 	Bootstrap    BootstrapConfig
 	ControlPlane ControlPlaneConfig
 	Certificates CertificateConfig
-	Shutdown     ShutdownConfig
-	AppProbes    AppProbesConfig
+	// CredentialFetcher is where the token for the control plane and the authority comes from: a file, or the cloud.
+	CredentialFetcher string
+	Shutdown          ShutdownConfig
+	AppProbes         AppProbesConfig
 	// TokenExchange is nil when no tokens are exchanged.
 	TokenExchange *TokenExchangeConfig
 	// Names is nil when no DNS questions are answered.
@@ -113,23 +114,6 @@ func (c BootstrapConfig) author() string {
 	return c.CustomFile
 }
 
-// CertificateConfig says where certificates come from.
-type CertificateConfig struct {
-	Address    string
-	Plaintext  bool
-	RootFile   string // SYSTEM for the system's roots
-	ServerName string
-	TokenFile  string // empty for none
-	Headers    map[string]string
-	// Files is a directory with cert-chain.pem, key.pem and root-cert.pem, which take the place of the authority's.
-	Files       string
-	Key         sds.KeyType
-	TTL         time.Duration
-	GraceRatio  float64
-	GraceJitter float64
-	Socket      string
-}
-
 // ShutdownConfig says how the agent ends. All of it happens before one deadline.
 type ShutdownConfig struct {
 	// Deadline is how long the whole end may take, from the order to end to Envoy's last moment.
@@ -186,6 +170,7 @@ const (
 	identityDir       = "./var/run/secrets/workload-spiffe-uds/"
 	identityFiles     = "./var/run/secrets/workload-spiffe-credentials"
 	mountedFiles      = "./etc/certs"
+	istiodCRL         = "/var/run/secrets/istio/crl/ca-crl.pem"
 	bootstrapFile     = "envoy-rev.json"
 	defaultGRPCFile   = "./etc/istio/proxy/grpc-bootstrap.json"
 	citadel           = "Citadel"
@@ -212,7 +197,8 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		ReadinessPort:    c.Envoy.ReadinessPort,
 		PrometheusPort:   c.Envoy.PrometheusPort,
 		XDSSocket:        c.ControlPlane.Socket,
-		SDSSocket:        c.Certificates.Socket,
+		SDSSocket:        c.Certificates.envoySocket(),
+		FilesSocket:      c.Certificates.filesSocket(),
 		DualStack:        c.Envoy.DualStack,
 		ExitOnZero:       c.Shutdown.WhenIdle,
 		OutlierLog:       c.Envoy.OutlierLog,

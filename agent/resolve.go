@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
@@ -28,6 +26,9 @@ type Inputs struct {
 	WorkingDir string
 	// Limits are those of the control group that the agent and Envoy are in; nil for none.
 	Limits Limits
+	// Outside says what somebody else than the agent of the control socket serves on the socket of certificates; nil looks
+	// nowhere. It may wait for what is named and not there yet.
+	Outside func(socket, control string, wait bool) sds.Outside
 	// Cloud asks the platform that was named where this machine is; nil asks nobody.
 	Cloud func(platform string) (Place, error)
 }
@@ -189,16 +190,6 @@ func (r *resolver) plaintext(address string) bool {
 	return true
 }
 
-func (r *resolver) tokenFile() string {
-	switch r.env.choice("jwtPolicy", "JWT_POLICY", "third-party-jwt", "third-party-jwt", "first-party-jwt", "none") {
-	case "first-party-jwt":
-		return firstPartyToken
-	case "none":
-		return ""
-	}
-	return thirdPartyToken
-}
-
 func (r *resolver) defaultRoot() string {
 	switch provider := cmp.Or(r.env.vars["PILOT_CERT_PROVIDER"], "istiod"); {
 	case provider == "kubernetes":
@@ -211,78 +202,6 @@ func (r *resolver) defaultRoot() string {
 		r.env.refuse("PILOT_CERT_PROVIDER", provider, "use one of istiod, kubernetes, custom, none, k8s.io/<signer>")
 		return istiodRoot
 	}
-}
-
-func (r *resolver) certificates() {
-	c := &r.config.Certificates
-	r.provider()
-	c.Address = r.env.text("certificates.address", "CA_ADDR", r.config.ControlPlane.Address, "discoveryAddress")
-	if err := checkAddresses(c.Address); err != nil && c.Address != r.config.ControlPlane.Address {
-		r.env.refuse("CA_ADDR", c.Address, err.Error())
-	}
-	c.Plaintext = r.plaintext(c.Address)
-	c.RootFile = r.env.text("certificates.rootFile", "CA_ROOT_CA", r.defaultRoot(), r.env.origin("PILOT_CERT_PROVIDER"))
-	c.ServerName = nameOf(c.Address)
-	if c.Address == r.config.ControlPlane.Address {
-		c.ServerName = r.config.ControlPlane.ServerName
-	}
-	c.TokenFile = r.config.ControlPlane.TokenFile
-	c.Headers = r.env.headers("CA_HEADER_")
-	c.Key, c.Files = r.key(), r.files()
-	c.TTL = r.env.duration("certificates.ttl", "SECRET_TTL", 24*time.Hour)
-	c.GraceRatio = r.env.ratio("certificates.graceRatio", "SECRET_GRACE_PERIOD_RATIO", 0.5)
-	c.GraceJitter = r.env.ratio("certificates.graceJitter", "SECRET_GRACE_PERIOD_RATIO_JITTER", 0.01)
-	c.Socket = socketPath(identityDir, r.socketFile())
-	r.env.note("certificates.socket", c.Socket, r.env.origin("WORKLOAD_IDENTITY_SOCKET_FILE"))
-}
-
-// provider refuses authorities that are not there. GKE's leaves files, which are found where they lie.
-func (r *resolver) provider() {
-	switch p := r.env.text("certificates.provider", "CA_PROVIDER", citadel, sourceDefault); p {
-	case citadel:
-	case "GkeWorkloadCertificate":
-		if _, err := os.Stat(filepath.Join(identityFiles, "cert-chain.pem")); err != nil {
-			r.env.refuse("CA_PROVIDER", p, fmt.Sprintf("its certificate is not there (%v); mount it", err))
-		}
-	default:
-		r.env.refuse("CA_PROVIDER", p, "use Citadel (Istio's CreateCertificate API) or GkeWorkloadCertificate, or leave it out")
-	}
-}
-
-// key is the kind of key that a certificate is asked for.
-func (r *resolver) key() sds.KeyType {
-	switch a := r.env.vars["ECC_SIGNATURE_ALGORITHM"]; a {
-	case "":
-		r.env.note("certificates.algorithm", "RSA", sourceDefault)
-		r.env.choice("certificates.rsaBits", "WORKLOAD_RSA_KEY_SIZE", "2048", "2048")
-		return sds.RSA2048
-	case "ECDSA":
-		r.env.note("certificates.algorithm", a, "environment ECC_SIGNATURE_ALGORITHM")
-		r.env.choice("certificates.curve", "ECC_CURVE", "P256", "P256")
-	default:
-		r.env.refuse("ECC_SIGNATURE_ALGORITHM", a, "use ECDSA, or leave it out for RSA")
-	}
-	return sds.ECDSAP256
-}
-
-// files is where an identity lies that somebody else renews, if there is one. The places are those of Istio's agent.
-func (r *resolver) files() string {
-	for _, dir := range []string{identityFiles, mountedFiles} {
-		if _, err := os.Stat(filepath.Join(dir, "cert-chain.pem")); err == nil {
-			r.env.note("certificates.files", dir, "cert-chain.pem was found there")
-			return dir
-		}
-	}
-	return ""
-}
-
-func (r *resolver) socketFile() string {
-	name := cmp.Or(r.env.vars["WORKLOAD_IDENTITY_SOCKET_FILE"], "socket")
-	if name != filepath.Base(name) || name == ".." || name == "." {
-		r.env.refuse("WORKLOAD_IDENTITY_SOCKET_FILE", name, "write the name of a file in "+identityDir+", without slashes")
-		return "socket"
-	}
-	return name
 }
 
 // socketPath joins a directory and a name, and keeps the "./" that shows a path to be relative.

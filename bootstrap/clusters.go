@@ -14,11 +14,12 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Names of the static clusters. Control planes refer to xds-grpc and sds-grpc in what they send.
+// Names of the static clusters. Control planes refer to xds-grpc, sds-grpc and sds-files-grpc in what they send.
 const (
 	statsCluster = "prometheus_stats"
 	agentCluster = "agent"
 	sdsCluster   = "sds-grpc"
+	filesCluster = "sds-files-grpc"
 	xdsCluster   = "xds-grpc"
 )
 
@@ -40,11 +41,22 @@ func staticClusters(c Config, a *anys) []*clusterv3.Cluster {
 		grpcCluster(sdsCluster, c.SDSSocket, nil, a),
 		xds(c, a),
 	}
+	if c.FilesSocket != "" {
+		clusters = append(clusters, grpcCluster(filesCluster, c.FilesSocket, nil, a))
+	}
 	clusters = append(clusters, telemetryClusters(c, a)...)
 	if c.selfDiscovery() {
 		clusters = append(clusters, local())
 	}
 	return clusters
+}
+
+// filesFrom is the cluster that serves secrets from files.
+func (c Config) filesFrom() string {
+	if c.FilesSocket != "" {
+		return filesCluster
+	}
+	return sdsCluster
 }
 
 func static(name string, address *corev3.Address, connectTimeout time.Duration) *clusterv3.Cluster {

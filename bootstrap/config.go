@@ -58,6 +58,8 @@ type Config struct {
 	// name and is resolved against Envoy's working directory.
 	XDSSocket string // empty: <config path>/XDS
 	SDSSocket string // empty: DefaultSDSSocket
+	// FilesSocket is where the agent serves secrets from files when somebody else serves SDSSocket; empty: the same socket.
+	FilesSocket string
 	// DualStack also binds the wildcard of the other address family.
 	DualStack bool
 	// ExitOnZero tells the control plane that the proxy ends with its last connection.

@@ -122,6 +122,9 @@ func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 	return &corev3.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
 }
 
+// filesMetadata tells the control plane that secrets from files come from filesCluster.
+const filesMetadata = "file-credential"
+
 // nodeMetadata joins the caller's metadata with what this package knows, which wins. Lists and booleans are strings, as
 // Istio's control plane reads them.
 func nodeMetadata(c Config) (*structpb.Struct, error) {
@@ -144,6 +147,9 @@ func nodeMetadata(c Config) (*structpb.Struct, error) {
 	set("MESH_ID", c.ProxyConfig.GetMeshId())
 	if c.ExitOnZero {
 		set("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
+	}
+	if c.FilesSocket != "" {
+		set(filesMetadata, "true")
 	}
 	if _, ok := m["ISTIO_VERSION"]; !ok {
 		set("ISTIO_VERSION", c.IstioVersion)

@@ -26,8 +26,8 @@ const (
 // secretPatience is how long what needs a secret may hold up the start of Envoy; it comes later all the same.
 const secretPatience = 5 * time.Second
 
-// transportSocket is how Envoy connects to a remote; nil without TLS.
-func transportSocket(r remote, host string, a *anys) (*corev3.TransportSocket, error) {
+// transportSocket is how Envoy connects to a remote; nil without TLS. Secrets from files come from the cluster named.
+func transportSocket(r remote, host, files string, a *anys) (*corev3.TransportSocket, error) {
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsVersions()}
 	sni := r.tls.GetSni()
 	switch r.tls.GetMode() {
@@ -35,14 +35,14 @@ func transportSocket(r remote, host string, a *anys) (*corev3.TransportSocket, e
 		return nil, nil
 	case networking.ClientTLSSettings_ISTIO_MUTUAL:
 		own(common)
-		trust(common, rootSecret, r.tls)
+		trust(common, secret(rootSecret, sdsCluster), r.tls)
 		common.AlpnProtocols = []string{"istio"}
 	case networking.ClientTLSSettings_MUTUAL:
 		cert, key := r.tls.GetClientCertificate(), r.tls.GetPrivateKey()
 		if cert == "" || key == "" {
 			return nil, fmt.Errorf("%s: tlsSettings of mode MUTUAL have no certificate; give the files clientCertificate and privateKey", r.setting)
 		}
-		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(certFileSecret + cert + "~" + key)}
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(certFileSecret+cert+"~"+key, files)}
 		fallthrough
 	case networking.ClientTLSSettings_SIMPLE:
 		if r.tls.GetCredentialName() != "" {
@@ -50,7 +50,7 @@ func transportSocket(r remote, host string, a *anys) (*corev3.TransportSocket, e
 				r.setting, r.tls.GetCredentialName())
 		}
 		if !r.tls.GetInsecureSkipVerify().GetValue() {
-			trust(common, rootFileSecret+orText(r.tls.GetCaCertificates(), systemRoots), r.tls)
+			trust(common, secret(rootFileSecret+orText(r.tls.GetCaCertificates(), systemRoots), files), r.tls)
 		}
 		sni = orText(sni, nameOf(host))
 	}
@@ -62,11 +62,11 @@ func transportSocket(r remote, host string, a *anys) (*corev3.TransportSocket, e
 
 // own shows the workload's own certificate.
 func own(common *tlsv3.CommonTlsContext) {
-	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(workloadSecret)}
+	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(workloadSecret, sdsCluster)}
 }
 
 // trust takes the roots of a secret, for the names of the settings; for every name when they have none.
-func trust(common *tlsv3.CommonTlsContext, roots string, settings *networking.ClientTLSSettings) {
+func trust(common *tlsv3.CommonTlsContext, roots *tlsv3.SdsSecretConfig, settings *networking.ClientTLSSettings) {
 	names := &tlsv3.CertificateValidationContext{}
 	for _, san := range settings.GetSubjectAltNames() {
 		for _, kind := range []tlsv3.SubjectAltNameMatcher_SanType{tlsv3.SubjectAltNameMatcher_DNS, tlsv3.SubjectAltNameMatcher_URI} {
@@ -79,13 +79,13 @@ func trust(common *tlsv3.CommonTlsContext, roots string, settings *networking.Cl
 	common.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{
 		CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
 			DefaultValidationContext:         names,
-			ValidationContextSdsSecretConfig: secret(roots),
+			ValidationContextSdsSecretConfig: roots,
 		},
 	}
 }
 
 // secret is one that Envoy gets, and gets anew, from the agent.
-func secret(name string) *tlsv3.SdsSecretConfig {
+func secret(name, cluster string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{
 		Name: name,
 		SdsConfig: &corev3.ConfigSource{
@@ -93,7 +93,7 @@ func secret(name string) *tlsv3.SdsSecretConfig {
 				ApiType:                   corev3.ApiConfigSource_GRPC,
 				TransportApiVersion:       corev3.ApiVersion_V3,
 				SetNodeOnFirstMessageOnly: true,
-				GrpcServices:              []*corev3.GrpcService{grpcTo(sdsCluster)},
+				GrpcServices:              []*corev3.GrpcService{grpcTo(cluster)},
 			}},
 			InitialFetchTimeout: durationpb.New(secretPatience),
 			ResourceApiVersion:  corev3.ApiVersion_V3,
@@ -105,7 +105,7 @@ func secret(name string) *tlsv3.SdsSecretConfig {
 func meshOnly(a *anys) *corev3.TransportSocket {
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsVersions(), AlpnProtocols: []string{"h2", "http/1.1"}}
 	own(common)
-	trust(common, rootSecret, nil)
+	trust(common, secret(rootSecret, sdsCluster), nil)
 	return tlsSocket(&tlsv3.DownstreamTlsContext{
 		CommonTlsContext:         common,
 		RequireClientCertificate: wrapperspb.Bool(true),

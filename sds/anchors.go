@@ -19,20 +19,34 @@ type anchors struct {
 // Trust adds roots, in PEM, to those that peers' certificates may lead to, in place of those that the same giver has
 // added before. One bad certificate refuses all of them, and changes nothing. Safe for concurrent use.
 func (s *Server) Trust(giver string, roots []string) error {
-	var certs []*x509.Certificate
-	for i, text := range roots {
-		more, err := parseCertificates([]byte(text))
-		if err != nil {
-			return fmt.Errorf("sds: root %d of %s: %w", i+1, giver, err)
-		}
-		certs = append(certs, more...)
-	}
-	if len(certs) > mostAnchors {
-		return fmt.Errorf("sds: %s gives %d roots, and may give %d", giver, len(certs), mostAnchors)
+	certs, err := parseRoots(roots)
+	if err != nil {
+		return fmt.Errorf("sds: %s: %w", giver, err)
 	}
 	s.secrets.anchors.set(giver, certs)
 	s.secrets.invalidate()
 	return nil
+}
+
+// CheckRoots says what is wrong with roots in PEM, if anything is.
+func CheckRoots(roots []string) error {
+	_, err := parseRoots(roots)
+	return err
+}
+
+func parseRoots(roots []string) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for i, text := range roots {
+		more, err := parseCertificates([]byte(text))
+		if err != nil {
+			return nil, fmt.Errorf("root %d: %w", i+1, err)
+		}
+		certs = append(certs, more...)
+	}
+	if len(certs) > mostAnchors {
+		return nil, fmt.Errorf("there are %d roots, and may be %d", len(certs), mostAnchors)
+	}
+	return certs, nil
 }
 
 func (a *anchors) set(giver string, certs []*x509.Certificate) {

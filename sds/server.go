@@ -171,11 +171,11 @@ func (s *Server) Certificates() []CertificateInfo {
 	if source := s.config.Source; source != nil {
 		m := source.Current()
 		if m.Leaf != nil {
-			info := describeCertificate(DefaultName, source.Name(), m.Leaf)
+			info := describeChain(DefaultName, source.Name(), m)
 			info.NextRotation = source.NextRotation()
 			infos = append(infos, info)
 		}
-		if roots, err := parseCertificates(m.Roots); err == nil {
+		if roots, err := parseCertificates(s.secrets.anchors.join(m.Roots)); err == nil {
 			for _, root := range roots {
 				infos = append(infos, describeCertificate(RootName, source.Name(), root))
 			}

@@ -79,19 +79,46 @@ type CertificateInfo struct {
 	Name     string `json:"name"`
 	SPIFFEID string `json:"spiffeId,omitempty"`
 	// Subject tells certificates apart that have no SPIFFE ID: roots, for instance.
-	Subject   string    `json:"subject,omitempty"`
+	Subject string `json:"subject,omitempty"`
+	// Issuer is who signed it.
+	Issuer    string    `json:"issuer,omitempty"`
 	Serial    string    `json:"serial"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
 	// NextRotation is when a successor will be asked for; zero when that is not for us to do.
 	NextRotation time.Time `json:"nextRotation,omitzero"`
+	// Chain are the certificates behind it, up to the root, which is not among them.
+	Chain []ChainLink `json:"chain,omitempty"`
 	// Source is where it came from: the CA's address, or files.
 	Source string `json:"source"`
 }
 
+// ChainLink is a certificate between a workload's and a root.
+type ChainLink struct {
+	Subject  string    `json:"subject"`
+	Issuer   string    `json:"issuer"`
+	Serial   string    `json:"serial"`
+	NotAfter time.Time `json:"notAfter"`
+}
+
+// describeChain describes a certificate and what is behind it.
+func describeChain(name, source string, m Material) CertificateInfo {
+	info := describeCertificate(name, source, m.Leaf)
+	certs, err := parseCertificates(m.Chain)
+	if err != nil { // which nobody serves
+		return info
+	}
+	for _, c := range certs[1:] {
+		info.Chain = append(info.Chain, ChainLink{
+			Subject: c.Subject.String(), Issuer: c.Issuer.String(), Serial: hex.EncodeToString(c.SerialNumber.Bytes()), NotAfter: c.NotAfter,
+		})
+	}
+	return info
+}
+
 func describeCertificate(name, source string, c *x509.Certificate) CertificateInfo {
 	info := CertificateInfo{
-		Name: name, Source: source, Subject: c.Subject.String(), Serial: hex.EncodeToString(c.SerialNumber.Bytes()),
+		Name: name, Source: source, Subject: c.Subject.String(), Issuer: c.Issuer.String(), Serial: hex.EncodeToString(c.SerialNumber.Bytes()),
 		NotBefore: c.NotBefore, NotAfter: c.NotAfter,
 	}
 	for _, uri := range c.URIs {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -165,7 +166,7 @@ func (s *store) identity(name string) *secret {
 	case name == DefaultName && len(m.Chain) > 0:
 		made, err = certificateSecret(name, m, s.extras.provider)
 	case name == RootName && len(m.Roots) > 0:
-		made, err = rootSecret(name, s.anchors.join(m.Roots), s.extras.revoked.text, m.Domains)
+		made, err = s.rootsOf(m)
 	}
 	if err != nil {
 		s.log.Error("making a secret", "name", name, "error", err)
@@ -175,6 +176,17 @@ func (s *store) identity(name string) *secret {
 		s.made[name] = made
 	}
 	return made
+}
+
+// rootsOf makes the secret of the roots. The anchors belong to the workload's own domain, where domains are kept apart.
+func (s *store) rootsOf(m Material) (*secret, error) {
+	domains := maps.Clone(m.Domains)
+	for domain, roots := range domains {
+		if m.Leaf != nil && m.Leaf.URIs[0].Host == domain {
+			domains[domain] = s.anchors.join(roots)
+		}
+	}
+	return rootSecret(RootName, s.anchors.join(m.Roots), s.extras.revoked.text, domains)
 }
 
 func (s *store) paths() []string {
@@ -296,7 +308,7 @@ func (s *store) fileCertificates() []CertificateInfo {
 		switch {
 		case e.secret == nil || e.name == rootPrefix+systemRoot: // the system's roots are more than a hundred
 		case e.material.Leaf != nil:
-			infos = append(infos, describeCertificate(e.name, e.cert, e.material.Leaf))
+			infos = append(infos, describeChain(e.name, e.cert, e.material))
 		default:
 			roots, _ := parseCertificates(e.material.Roots)
 			for _, root := range roots {

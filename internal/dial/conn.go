@@ -23,6 +23,8 @@ type Server struct {
 	TLS       TLS
 	// TokenFile is read for every call; its content is sent as a bearer token. Empty for none.
 	TokenFile string
+	// Token gives a bearer token in place of the file's, as one of a cloud's metadata server; nil for none.
+	Token func(context.Context) (string, error)
 	// ClusterID is sent as the header "ClusterID". Empty for none.
 	ClusterID string
 	// Headers are sent with every call.
@@ -91,10 +93,10 @@ func (s Server) Header() (metadata.MD, error) {
 	if s.ClusterID != "" {
 		header.Set("ClusterID", s.ClusterID)
 	}
-	if s.TokenFile == "" || s.Plaintext {
+	if s.TokenFile == "" && s.Token == nil || s.Plaintext {
 		return header, nil
 	}
-	token, err := ReadToken(s.TokenFile)
+	token, err := s.token()
 	if err != nil {
 		if s.TLS.HasClientCertificate(time.Now()) {
 			return header, nil
@@ -103,6 +105,18 @@ func (s Server) Header() (metadata.MD, error) {
 	}
 	header.Set("authorization", "Bearer "+token)
 	return header, nil
+}
+
+// tokenTime bounds the question for a token.
+const tokenTime = 10 * time.Second
+
+func (s Server) token() (string, error) {
+	if s.Token == nil {
+		return ReadToken(s.TokenFile)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tokenTime)
+	defer cancel()
+	return s.Token(ctx)
 }
 
 // cause keeps the reason of a failed connection, which gRPC does not tell.

@@ -1,0 +1,152 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+const certHelp = `Show the certificates that a running agent serves to its Envoy: the workload's own (default), the roots that peers'
+certificates have to lead to (ROOTCA), and those from files that Envoy asks for. Keys are not shown.
+
+Exit codes: 0; 1 when no agent answers, or the workload has no certificate that is valid; 2 wrong flags.`
+
+const certTimeout = 15 * time.Second
+
+// certificateReport is what the agent serves, and how it is.
+type certificateReport struct {
+	OK bool `json:"ok"`
+	// Reason is what is wrong, or what is worth knowing.
+	Reason string `json:"reason,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+	// Outside is the socket of somebody else from whom Envoy gets its identity.
+	Outside      string                `json:"outside,omitempty"`
+	Certificates []sds.CertificateInfo `json:"certificates"`
+}
+
+// offerCertificates answers the command.
+func (a *Agent) offerCertificates(server *sds.Server) {
+	a.control.Handle("GET /certificates", answer(func(context.Context, struct{}) (certificateReport, error) {
+		condition := server.Condition()
+		r := certificateReport{OK: condition.OK, Reason: condition.Reason, Remedy: condition.Remedy, Certificates: server.Certificates()}
+		if c := a.Config.Certificates; c.Outside == sds.OutsideSDS {
+			r.Outside = c.Socket
+		}
+		return r, nil
+	}))
+}
+
+func newCertCommand() *cobra.Command {
+	var configPath, format string
+	var own logOptions
+	c := &cobra.Command{
+		Use:     "cert",
+		Short:   "Show the certificates that a running agent serves",
+		Long:    certHelp,
+		Example: "  pilotfish-agent cert\n  pilotfish-agent cert -o json",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if format != formatTable && format != formatJSON {
+				return usagef("output format %q is not known; use table or json", format)
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), certTimeout)
+			defer cancel()
+			var r certificateReport
+			if err := dialControl(configPath).call(ctx, http.MethodGet, "/certificates", nil, &r); err != nil {
+				return err
+			}
+			if err := r.print(cmd.OutOrStdout(), format, time.Now()); err != nil {
+				return err
+			}
+			if !r.OK {
+				return fmt.Errorf("the workload has no valid certificate: %s", cmp.Or(r.Reason, "the reason is not known"))
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&format, "output", "o", formatTable, "table or json")
+	addConfigPath(f, &configPath)
+	own.addTo(f)
+	return c
+}
+
+func (r certificateReport) print(w io.Writer, format string, now time.Time) error {
+	if format == formatJSON {
+		text, err := json.MarshalIndent(r, "", "  ")
+		if err == nil {
+			_, err = fmt.Fprintf(w, "%s\n", text)
+		}
+		return err
+	}
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tIDENTITY\tSERIAL\tVALID FROM\tUNTIL\tLEFT\tNEXT ROTATION\tSOURCE")
+	for _, c := range r.Certificates {
+		next := "-"
+		if !c.NextRotation.IsZero() {
+			next = stamp(c.NextRotation)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, cmp.Or(c.SPIFFEID, c.Subject, "-"), c.Serial,
+			stamp(c.NotBefore), stamp(c.NotAfter), left(c.NotAfter.Sub(now)), next, c.Source)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return r.printRest(w)
+}
+
+// printRest prints what does not fit into the table.
+func (r certificateReport) printRest(w io.Writer) error {
+	var lines []string
+	for _, c := range r.Certificates {
+		if len(c.Chain) == 0 {
+			continue
+		}
+		links := []string{cmp.Or(c.SPIFFEID, c.Subject)}
+		for _, link := range c.Chain {
+			links = append(links, fmt.Sprintf("%s (%s, until %s)", link.Subject, link.Serial, stamp(link.NotAfter)))
+		}
+		lines = append(lines, fmt.Sprintf("chain of %s: %s, signed by %s", c.Name, strings.Join(links, " < "), c.Chain[len(c.Chain)-1].Issuer))
+	}
+	if r.Outside != "" {
+		lines = append(lines, "Envoy gets its identity from somebody else, on "+r.Outside)
+	}
+	if r.Reason != "" {
+		lines = append(lines, "note: "+r.Reason)
+	}
+	if r.Reason != "" && r.Remedy != "" {
+		lines = append(lines, "to do: "+r.Remedy)
+	}
+	for line := range slices.Values(lines) {
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// left is a time until an end, as a person reads it.
+func left(d time.Duration) string {
+	switch {
+	case d <= 0:
+		return "expired"
+	case d >= 48*time.Hour:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	case d >= time.Hour:
+		return d.Round(time.Minute).String()[:len(d.Round(time.Minute).String())-2]
+	}
+	return d.Round(time.Second).String()
+}
