@@ -11,6 +11,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/dns"
+	"github.com/pilotfish-mesh/pilotfish/sds"
 	"github.com/pilotfish-mesh/pilotfish/sts"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
@@ -49,8 +50,12 @@ type Agent struct {
 	control *control // takes the orders that are not offered on TCP
 	levels  *logControl
 	relay   *xdsproxy.Relay
-	tokens  *sts.Server // nil when none are exchanged
-	names   *dns.Server // nil when no DNS questions are answered
+	// certificates is what serves Envoy's secrets.
+	certificates *sds.Server
+	// credential gives tokens that are in no file; nil when they are in one.
+	credential func(context.Context) (string, error)
+	tokens     *sts.Server // nil when none are exchanged
+	names      *dns.Server // nil when no DNS questions are answered
 
 	orders orders
 	leave  func() // gives up the directories
@@ -108,10 +113,15 @@ func newAgent(o Options) (*Agent, error) {
 // makeParts makes all parts, and lists those that serve Envoy in the order in which they start. Envoy comes after them,
 // and is stopped before them.
 func (a *Agent) makeParts() ([]part, error) {
+	var err error
+	if a.credential, err = a.newCredential(); err != nil {
+		return nil, err
+	}
 	certificates, err := a.newCertificates()
 	if err != nil {
 		return nil, err
 	}
+	a.certificates = certificates
 	if a.names, err = a.newNames(); err != nil {
 		return nil, err
 	}

@@ -58,17 +58,13 @@ func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
 		files.Debounce, files.Logger = c.Debounce, logger
 		return sds.NewFileSource(files)
 	}
-	token, err := a.newCredential()
-	if err != nil {
-		return nil, err
-	}
 	return sds.NewCASource(sds.CAConfig{
 		Address: c.Address,
 		CAServer: sds.CAServer{
 			Plaintext: c.Plaintext,
 			TLS:       sds.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile},
 			TokenFile: c.TokenFile,
-			Token:     token,
+			Token:     a.credential,
 			ClusterID: id.ClusterID,
 			Headers:   c.Headers,
 		},
