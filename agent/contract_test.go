@@ -347,7 +347,8 @@ var variableLiteral = regexp.MustCompile(`"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"`)
 // A variable that the code asks for and the list lacks would be warned about while it has an effect.
 func TestEveryVariableThatIsReadIsKnownAndDocumented(t *testing.T) {
 	// Names of other things, in the form of a variable's.
-	others := []string{"CLUSTER_ID", "PLATFORM_METADATA", "MUTUAL_TLS", "APP_ADDRESS", "KUBERNETES_SERVICE_HOST"}
+	others := []string{"CLUSTER_ID", "PLATFORM_METADATA", "MUTUAL_TLS", "APP_ADDRESS", "KUBERNETES_SERVICE_HOST",
+		"TLS_CLIENT_CERT_CHAIN", "TLS_CLIENT_KEY", "TLS_CLIENT_ROOT_CERT"}
 	doc, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", "settings.md"))
 	if err != nil {
 		t.Fatal(err)
