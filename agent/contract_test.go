@@ -56,7 +56,7 @@ var variables = []variable{
 	{name: "ECC_SIGNATURE_ALGORITHM", setting: "certificates.algorithm", otherwise: "RSA", given: "ECDSA", bad: "ED25519", remedy: "ECDSA"},
 	{name: "ECC_CURVE", setting: "certificates.curve", otherwise: "P256", given: "P384", bad: "P5", remedy: "P256", with: []string{"ECC_SIGNATURE_ALGORITHM=ECDSA"}},
 	{name: "PKCS8_KEY", setting: "certificates.pkcs8", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
-	{name: "OUTPUT_CERTS", setting: "certificates.output", given: "/tmp", bad: "/not/there", remedy: "no such directory"},
+	{name: "OUTPUT_CERTS", setting: "certificates.output", given: "/tmp", bad: "/dev/null", remedy: "directory"},
 	{name: "FILE_DEBOUNCE_DURATION", setting: "certificates.debounce", otherwise: "100ms", given: "1s", bad: "x", remedy: "duration"},
 	{name: "CREDENTIAL_FETCHER_TYPE", setting: "credentialFetcher", otherwise: "JWT", given: "GoogleComputeEngine", bad: "Mock", remedy: "JWT"},
 	{name: "KEEP_REPLACED_ROOTS", setting: "certificates.keepReplacedRoots", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},

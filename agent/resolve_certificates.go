@@ -181,8 +181,8 @@ func (r *resolver) output() {
 	}
 	r.env.note("certificates.output", dir, "environment OUTPUT_CERTS")
 	r.env.note("certificates.outputMode", fmt.Sprintf("%04o", o.Mode), "KUBERNETES_SERVICE_HOST")
-	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-		r.env.refuse("OUTPUT_CERTS", dir, "there is no such directory: make it, or mount it")
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		r.env.refuse("OUTPUT_CERTS", dir, "write the name of a directory; this is a file")
 	}
 }
 

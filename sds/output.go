@@ -15,10 +15,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// Output is a directory to which the identity is written with each change: cert-chain.pem, key.pem and root-cert.pem. It
-// has to be there.
+// Output is a directory to which the identity is written with each change: cert-chain.pem, key.pem and root-cert.pem.
 type Output struct {
-	// Dir is the directory; empty for none.
+	// Dir is the directory, which is made where it is missing; empty for none.
 	Dir string
 	// Mode is that of the files; zero is 0600.
 	Mode fs.FileMode
@@ -126,6 +125,9 @@ func replaceFiles(dir string, mode fs.FileMode, files []content) (err error) {
 			err = errors.Join(err, ignoreMissing(os.Remove(filepath.Join(dir, name+newSuffix))))
 		}
 	}()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
 	for _, f := range files {
 		path := filepath.Join(dir, f.name)
 		if holds(path, mode, f.text) {
