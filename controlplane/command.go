@@ -29,6 +29,7 @@ It reads Istio resources and Kubernetes Services from a directory that it watche
   15010  xDS, plaintext
   15012  xDS and the certificate authority, over TLS; callers prove who they are by token or certificate
   15014  metrics, health and debug pages (/debug lists them)
+  15016  token exchange (RFC 8693) and the keys of its tokens (OpenID Connect discovery), over HTTPS
 on loopback, unless --address says otherwise. A port of -1 takes a free one, -2 leaves it closed.
 
 A bad document is refused alone, and its last good version stays in force; the log and /debug/problems say
@@ -55,6 +56,8 @@ Exit codes: 0 after an ordered end, 1 when it could not start or failed, 2 for a
 	flags.IntVar(&cfg.Ports.Plain, "port", 15010, "port for plaintext xDS")
 	flags.IntVar(&cfg.Ports.Secure, "secure-port", 15012, "port for xDS and the CA over TLS")
 	flags.IntVar(&cfg.Ports.Monitoring, "monitoring-port", 15014, "port for metrics, health and debug pages")
+	flags.IntVar(&cfg.Ports.Tokens, "token-port", 15016, "port for token exchange over HTTPS")
+	flags.StringVar(&cfg.TokenIssuer, "token-issuer", "", "issuer of exchanged tokens, such as https://mesh.example (default: the address of the token port)")
 	flags.StringVar(&cfg.MeshConfigFile, "mesh-config", "", "file of Istio's MeshConfig, in YAML")
 	flags.StringVar(&cfg.TrustDomain, "trust-domain", "", "trust domain of all identities (default: the mesh configuration's, or cluster.local)")
 	flags.DurationVar(&cfg.Debounce.After, "debounce-after", 10*time.Millisecond, "how long changes have to pause before they are pushed")

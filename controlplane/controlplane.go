@@ -46,6 +46,10 @@ type Config struct {
 	// TrustDomain of all identities; default: the mesh configuration's, or that of the authority in the state directory,
 	// or cluster.local.
 	TrustDomain string
+	// TokenIssuer is the address below which those who verify exchanged tokens find the keys, such as
+	// https://mesh.example; default: the port for tokens itself, or by the name istiod.istio-system.svc when Address is
+	// all of this machine's.
+	TokenIssuer string
 	Debounce    Debounce
 	Logger      *slog.Logger
 }
@@ -202,7 +206,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.serving.Store(true)
 	defer s.serving.Store(false)
 	s.log.Info("control plane serves", "plain", s.ports.plain.address(), "secure", s.ports.secure.address(),
-		"monitoring", s.ports.monitoring.address(), "trustDomain", s.authority.TrustDomain())
+		"monitoring", s.ports.monitoring.address(), "tokens", s.ports.tokens.address(), "trustDomain", s.authority.TrustDomain())
 	return s.ports.serve(ctx, s.discovery.Stop)
 }
 
@@ -265,3 +269,6 @@ func (s *Server) SecureAddr() netip.AddrPort { return s.ports.secure.address() }
 
 // MonitoringAddr is where metrics, health and debug pages are served; invalid when that port is closed.
 func (s *Server) MonitoringAddr() netip.AddrPort { return s.ports.monitoring.address() }
+
+// TokensAddr is where tokens are exchanged, over HTTPS; invalid when that port is closed.
+func (s *Server) TokensAddr() netip.AddrPort { return s.ports.tokens.address() }

@@ -61,7 +61,7 @@ func TestServerThatWasNeverRunGivesItsPortsBack(t *testing.T) {
 
 func TestFailedNewGivesBackThePortsThatItOpened(t *testing.T) {
 	holder := start(t, controlplane.Config{Address: "127.68.71.1",
-		Ports: controlplane.Ports{Plain: controlplane.NoPort, Secure: controlplane.NoPort}})
+		Ports: controlplane.Ports{Plain: controlplane.NoPort, Secure: controlplane.NoPort, Tokens: controlplane.NoPort}})
 	cfg := controlplane.Config{StateDir: t.TempDir(), Address: "127.68.71.1"} // the last port is taken
 	if _, err := controlplane.New(cfg); err == nil {
 		t.Fatal("two servers have one port")
@@ -71,7 +71,7 @@ func TestFailedNewGivesBackThePortsThatItOpened(t *testing.T) {
 }
 
 func TestClosedPortsHaveNoAddress(t *testing.T) {
-	p := start(t, controlplane.Config{Ports: controlplane.Ports{Plain: controlplane.NoPort, Secure: controlplane.FreePort, Monitoring: controlplane.NoPort}})
+	p := start(t, controlplane.Config{Ports: controlplane.Ports{Plain: controlplane.NoPort, Secure: controlplane.FreePort, Monitoring: controlplane.NoPort, Tokens: controlplane.NoPort}})
 	if p.PlainAddr().IsValid() || p.MonitoringAddr().IsValid() || !p.SecureAddr().IsValid() {
 		t.Fatalf("addresses are %v, %v, %v", p.PlainAddr(), p.SecureAddr(), p.MonitoringAddr())
 	}

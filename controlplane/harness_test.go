@@ -36,6 +36,7 @@ type plane struct {
 // freePorts are those of a control plane that nobody has to find by number.
 var freePorts = controlplane.Ports{
 	Plain: controlplane.FreePort, Secure: controlplane.FreePort, Monitoring: controlplane.FreePort,
+	Tokens: controlplane.FreePort,
 }
 
 // start runs a control plane until the test ends or stop is called.
@@ -112,5 +113,5 @@ func write(t testing.TB, path, content string) {
 // samePorts are the ports of a control plane, for the one that follows it.
 func (p *plane) samePorts() controlplane.Ports {
 	port := func(a netip.AddrPort) int { return int(a.Port()) }
-	return controlplane.Ports{Plain: port(p.PlainAddr()), Secure: port(p.SecureAddr()), Monitoring: port(p.MonitoringAddr())}
+	return controlplane.Ports{Plain: port(p.PlainAddr()), Secure: port(p.SecureAddr()), Monitoring: port(p.MonitoringAddr()), Tokens: port(p.TokensAddr())}
 }

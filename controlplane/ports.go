@@ -33,6 +33,7 @@ type Ports struct {
 	Plain      int // plaintext xDS; default 15010
 	Secure     int // xDS and CA over TLS; default 15012
 	Monitoring int // metrics, health and debug pages over HTTP; default 15014
+	Tokens     int // token exchange, and the keys of its tokens, over HTTPS; default 15016
 }
 
 const (
@@ -57,10 +58,10 @@ func (p *port) address() netip.AddrPort {
 
 // listeners are the server's ports and what serves on them.
 type listeners struct {
-	plain, secure, monitoring *port
+	plain, secure, monitoring, tokens *port
 
 	grpcPlain, grpcSecure *grpc.Server
-	http                  *http.Server
+	http, https           *http.Server
 	log                   *slog.Logger
 }
 
@@ -75,6 +76,7 @@ func (s *Server) openPorts() error {
 		{&l.plain, s.cfg.Ports.Plain, 15010, "plaintext xDS"},
 		{&l.secure, s.cfg.Ports.Secure, 15012, "xDS and CA over TLS"},
 		{&l.monitoring, s.cfg.Ports.Monitoring, 15014, "metrics and debug pages"},
+		{&l.tokens, s.cfg.Ports.Tokens, 15016, "token exchange"},
 	} {
 		opened, err := open(s.cfg.Address, p.number, p.usual)
 		if err != nil {
@@ -88,12 +90,27 @@ func (s *Server) openPorts() error {
 	s.discovery.RegisterTo(l.grpcPlain)
 	s.discovery.RegisterTo(l.grpcSecure)
 	s.authority.RegisterTo(l.grpcSecure)
-	l.http = &http.Server{
-		Handler: s.debugHandler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	l.http = newHTTP(s.debugHandler(), s.log)
+	if l.tokens != nil {
+		exchange, err := s.newExchange(l.tokens.addr)
+		if err != nil {
+			l.close()
+			return err
+		}
+		l.https = newHTTP(exchange.handler(), s.log)
+		l.https.TLSConfig = s.authority.ServerTLS(s.cfg.Address)
+		l.https.WriteTimeout = 10 * time.Second
+		l.https.ReadTimeout = 10 * time.Second
 	}
 	s.ports = l
 	return nil
+}
+
+func newHTTP(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
 }
 
 func open(address string, number, usual int) (*port, error) {
@@ -161,6 +178,7 @@ func (l *listeners) serve(ctx context.Context, endStreams func()) error {
 	run(l.plain, "plaintext xDS", l.grpcPlain.Serve)
 	run(l.secure, "xDS and CA", l.grpcSecure.Serve)
 	run(l.monitoring, "monitoring", l.http.Serve)
+	run(l.tokens, "token exchange", func(at net.Listener) error { return l.https.ServeTLS(at, "", "") })
 	<-ctx.Done()
 	endStreams()
 	l.end()
@@ -184,16 +202,21 @@ func (l *listeners) end() {
 			server.GracefulStop()
 		})
 	}
-	wg.Go(func() {
-		if l.http.Shutdown(deadline) != nil {
-			_ = l.http.Close()
+	for _, server := range []*http.Server{l.http, l.https} {
+		if server == nil {
+			continue
 		}
-	})
+		wg.Go(func() {
+			if server.Shutdown(deadline) != nil {
+				_ = server.Close()
+			}
+		})
+	}
 	wg.Wait()
 }
 
 func (l *listeners) close() {
-	for _, p := range []*port{l.plain, l.secure, l.monitoring} {
+	for _, p := range []*port{l.plain, l.secure, l.monitoring, l.tokens} {
 		if p != nil {
 			_ = p.listener.Close() // closed already, after serving
 		}

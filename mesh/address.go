@@ -13,6 +13,7 @@ const (
 	namesPort      = 15053
 	proxyPort      = 15080
 	prometheusPort = 15090
+	tokenPort      = 15463
 )
 
 // The ports of the control plane, at the first address of the mesh's network.
@@ -20,6 +21,7 @@ const (
 	plainPort      = 15010
 	securePort     = 15012
 	monitoringPort = 15014
+	exchangePort   = 15016
 )
 
 // The networks that a mesh looks through for a free one.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -20,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
 // The test binary plays the parts of a mesh's processes, when it is started with the name of one.
@@ -87,6 +89,7 @@ func playCaller([]string) {
 	mux.HandleFunc("GET /dial/{host}", func(w http.ResponseWriter, r *http.Request) {
 		callByDNS(w, r.PathValue("host"))
 	})
+	mux.HandleFunc("GET /token", exchangeToken)
 	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PILOTFISH_APP_ADDRESS"), os.Getenv("PORT")), mux))
 }
 
@@ -99,6 +102,27 @@ func callByDNS(w http.ResponseWriter, host string) {
 	dialer := net.Dialer{Resolver: &resolver}
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
 	res, err := client.Get("http://" + host + "/who")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer res.Body.Close()
+	w.WriteHeader(res.StatusCode)
+	_, _ = io.Copy(w, res.Body)
+}
+
+// exchangeToken gets a token for the caller's audience by what the application finds in its environment.
+func exchangeToken(w http.ResponseWriter, r *http.Request) {
+	own, err := os.ReadFile(os.Getenv("PILOTFISH_TOKEN_FILE"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	direct := http.Client{Transport: &http.Transport{}} // not through HTTP_PROXY
+	res, err := direct.PostForm(os.Getenv("PILOTFISH_TOKEN_URL"), url.Values{
+		"grant_type": {sts.GrantType}, "subject_token": {string(own)}, "subject_token_type": {sts.JWTType},
+		"audience": {r.FormValue("audience")},
+	})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return

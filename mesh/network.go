@@ -82,7 +82,7 @@ func claimLoopback(t *Topology, network netip.Prefix) (*loopbackPlacement, error
 		return nil, fmt.Errorf("network %s is taken by another mesh: %w", network, err)
 	}
 	p := &loopbackPlacement{network: network, claim: claim, instances: placeInstances(t, network)}
-	for _, port := range []uint16{securePort, plainPort, monitoringPort} {
+	for _, port := range []uint16{securePort, plainPort, monitoringPort, exchangePort} {
 		if err := checkPort(netip.AddrPortFrom(p.ControlPlane(), port)); err != nil {
 			return nil, errors.Join(err, claim.Close())
 		}

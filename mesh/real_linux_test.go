@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 )
 
 // Two workloads that call each other, in a mesh with real agents and real Envoys.
@@ -98,12 +102,40 @@ func TestWorkloadsTalkThroughRealSidecarsWithTheirIdentities(t *testing.T) {
 		t.Errorf("the certificate is %+v", c)
 	}
 
+	m.tokenIsExchanged(a)
 	m.badDocumentIsToldAndMended(filepath.Join(top.Config[0], "bad.yaml"))
 	m.killedEnvoyComesBack("b")
 	eventually(t, "a call after all that", func() bool {
 		status, _ := getText(t, call)
 		return status == http.StatusOK
 	})
+}
+
+// tokenIsExchanged lets an application get a token at its sidecar, and verifies it as somebody outside the mesh does.
+func (r *running) tokenIsExchanged(i *Instance) {
+	r.t.Helper()
+	status, body := getText(r.t, fmt.Sprintf("http://%s:9080/token?audience=https://orders.example", i.App))
+	var got struct {
+		Token string `json:"access_token"`
+	}
+	if err := json.Unmarshal([]byte(body), &got); err != nil || status != http.StatusOK {
+		r.t.Fatalf("the exchange is answered with %d %s", status, body)
+	}
+	keys, err := r.authority.TokenKeys()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	parsed, err := jwt.ParseSigned(got.Token, []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var claims jwt.Claims
+	if err := parsed.Claims(keys, &claims); err != nil {
+		r.t.Fatal(err)
+	}
+	if claims.Subject != "spiffe://cluster.local/ns/default/sa/alice" || !claims.Audience.Contains("https://orders.example") {
+		r.t.Errorf("the token says %+v", claims)
+	}
 }
 
 func (r *running) badDocumentIsToldAndMended(file string) {

@@ -3,7 +3,6 @@ package mesh
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -39,7 +38,7 @@ func (m *Mesh) newRunner(i *Instance) (*runner, error) {
 		return nil, fmt.Errorf("workload %s: %w", i.Name, err)
 	}
 	r := &runner{mesh: m, instance: i, attached: attached, changed: make(chan struct{}, 1), probe: newProber(i, attached)}
-	r.files = &sidecarFiles{dir: filepath.Join(m.runtime.path, workloadsDir, i.Name), instance: i, mesh: m.cfg.Topology.Mesh, issuer: m.authority}
+	r.files = &sidecarFiles{dir: m.agentDir(i), instance: i, mesh: m.cfg.Topology.Mesh, issuer: m.authority}
 	r.agent = r.supervise("sidecar", OriginSidecar, RestartAlways, r.agentCommand)
 	if i.workload.Type != Gateway {
 		r.app = r.supervise("application", OriginWorkload, i.workload.Restart, r.appCommand)

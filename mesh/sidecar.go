@@ -113,6 +113,11 @@ func downwardFile(m map[string]string) []byte {
 // might change what it does: an ISTIO_META_ variable of the user's, for instance.
 var inherited = []string{"PATH", "HOME", "XDG_CACHE_HOME", "TMPDIR", "LANG", "TZ", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 
+// agentDir is the working directory of an instance's agent.
+func (m *Mesh) agentDir(i *Instance) string {
+	return filepath.Join(m.runtime.path, workloadsDir, i.Name)
+}
+
 // agentEnv is the environment of an instance's agent.
 func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 	var env []string
@@ -141,6 +146,8 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		"CA_ADDR="+discovery,
 		"PROXY_CONFIG="+proxyConfig,
 		"ECC_SIGNATURE_ALGORITHM=ECDSA",
+		fmt.Sprintf("TOKEN_EXCHANGE_URL=https://%s:%d/token", m.placement.ControlPlane(), exchangePort),
+		"TOKEN_EXCHANGE_ROOT_CA="+rootCertPath,
 		"ENVOY_PATH="+m.envoy.Path,
 		"TERMINATION_GRACE_PERIOD="+defaultStopTimeout.String(),
 		"PRE_DRAIN_DELAY="+preDrainDelay.String(),
@@ -193,6 +200,8 @@ func (m *Mesh) appEnv(i *Instance, at Attachment) ([]string, error) {
 		"PILOTFISH_DNS_ADDRESS="+i.dnsAddress(),
 		"PILOTFISH_NAME="+i.Name,
 		"PILOTFISH_NAMESPACE="+w.Namespace,
+		"PILOTFISH_TOKEN_FILE="+filepath.Join(m.agentDir(i), tokenPath),
+		fmt.Sprintf("PILOTFISH_TOKEN_URL=http://%s:%d/token", i.Proxy, tokenPort),
 		runVariable+"="+m.runID,
 	)
 	if vars["PORT"] != "" {

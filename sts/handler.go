@@ -18,7 +18,7 @@ const (
 // handler serves by path. A method that a path does not have is answered with 405 by the mux.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+TokenPath, s.serveToken)
+	mux.Handle("POST "+TokenPath, Handler(s.Token, s.config.Now, s.answered))
 	mux.HandleFunc("GET "+StatusPath, s.serveStatus)
 	return onlyLoopback(mux)
 }
@@ -45,25 +45,37 @@ type answer struct {
 	RefreshToken    string `json:"refresh_token,omitempty"`
 }
 
-func (s *Server) serveToken(w http.ResponseWriter, r *http.Request) {
-	token, err := s.answerToken(w, r)
-	if err != nil {
-		refusal := asRefusal(err)
-		s.metrics.answered(refusal.Code)
-		s.config.Logger.Debug("a token request was refused", "status", refusal.Status, "error", presentable(refusal.Error()))
-		refusal.write(w)
-		return
-	}
-	s.metrics.answered("granted")
-	writeJSON(w, http.StatusOK, s.answerOf(token))
+// Handler answers token requests: it reads them as strictly as RFC 8693 and RFC 6749 have it, and asks grant for the
+// token. An *Error of grant's is the client's to know; any other error is told as the server's own. answered is told of
+// each request, with nil when a token was given. now is the clock by which a token's expiry is told.
+//
+// It says nothing of where requests may come from: that is for whoever serves it.
+func Handler(grant func(context.Context, Request) (Token, error), now func() time.Time, answered func(*Error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		request, err := readRequest(w, r)
+		var token Token
+		if err == nil {
+			token, err = grant(r.Context(), request)
+		}
+		if err != nil {
+			refusal := asRefusal(err)
+			answered(refusal)
+			refusal.write(w)
+			return
+		}
+		answered(nil)
+		writeJSON(w, http.StatusOK, answerOf(token, now()))
+	})
 }
 
-func (s *Server) answerToken(w http.ResponseWriter, r *http.Request) (Token, error) {
-	request, err := readRequest(w, r)
-	if err != nil {
-		return Token{}, err
+// answered counts an answer.
+func (s *Server) answered(refusal *Error) {
+	if refusal == nil {
+		s.metrics.answered("granted")
+		return
 	}
-	return s.Token(r.Context(), request)
+	s.metrics.answered(refusal.Code)
+	s.config.Logger.Debug("a token request was refused", "status", refusal.Status, "error", presentable(refusal.Error()))
 }
 
 func asRefusal(err error) *Error {
@@ -77,7 +89,7 @@ func asRefusal(err error) *Error {
 	return unable(err)
 }
 
-func (s *Server) answerOf(t Token) answer {
+func answerOf(t Token, now time.Time) answer {
 	a := answer{
 		AccessToken:     string(t.Access),
 		IssuedTokenType: t.IssuedType,
@@ -86,7 +98,7 @@ func (s *Server) answerOf(t Token) answer {
 		RefreshToken:    string(t.Refresh),
 	}
 	if !t.Expires.IsZero() { // no client takes a token without a whole second left for one that lasts for ever
-		a.ExpiresIn = max(int64(t.Expires.Sub(s.config.Now())/time.Second), 1)
+		a.ExpiresIn = max(int64(t.Expires.Sub(now)/time.Second), 1)
 	}
 	return a
 }

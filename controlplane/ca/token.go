@@ -27,18 +27,27 @@ const (
 )
 
 func newTokenSigner(key *ecdsa.PrivateKey) (jose.Signer, error) {
-	public := jose.JSONWebKey{Key: key.Public()}
-	thumbprint, err := public.Thumbprint(crypto.SHA256)
+	id, err := keyID(&key.PublicKey)
 	if err != nil {
-		return nil, fmt.Errorf("naming the key for tokens: %w", err)
+		return nil, err
 	}
 	signer, err := jose.NewSigner(
-		jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: base64.RawURLEncoding.EncodeToString(thumbprint)}},
+		jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: id}},
 		(&jose.SignerOptions{}).WithType("JWT"))
 	if err != nil {
 		return nil, fmt.Errorf("preparing to sign tokens: %w", err)
 	}
 	return signer, nil
+}
+
+// keyID names a key by its thumbprint (RFC 7638).
+func keyID(key *ecdsa.PublicKey) (string, error) {
+	public := jose.JSONWebKey{Key: key}
+	thumbprint, err := public.Thumbprint(crypto.SHA256)
+	if err != nil {
+		return "", fmt.Errorf("naming the key for tokens: %w", err)
+	}
+	return base64.RawURLEncoding.EncodeToString(thumbprint), nil
 }
 
 // IssueToken makes a token that proves a workload's service account to the control plane: a JWT signed with ES256, with

@@ -52,7 +52,7 @@ func startPlane(t testing.TB) *plane {
 	var err error
 	p.Server, err = controlplane.New(controlplane.Config{
 		ConfigDirs: []string{file}, Stores: []config.Store{p.registry}, StateDir: filepath.Join(dir, "state"),
-		Ports: controlplane.Ports{Plain: controlplane.FreePort, Secure: controlplane.FreePort, Monitoring: controlplane.FreePort},
+		Ports: controlplane.Ports{Plain: controlplane.FreePort, Secure: controlplane.FreePort, Monitoring: controlplane.FreePort, Tokens: controlplane.NoPort},
 	})
 	if err != nil {
 		t.Fatal(err)
