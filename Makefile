@@ -49,6 +49,7 @@ test: lint build envoy istiod ## everything that has to hold: format, vet, lint,
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a module of its own, whose go.mod may lag behind this one's
+	@cd e2e/peers && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod ./...
 
 .PHONY: lint
 lint: check-tools ## format, vet and static analysis
