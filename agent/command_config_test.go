@@ -86,7 +86,7 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	s.write(t, "broken.json", `{"admin": `)
 	s.write(t, "unknown.json", `{"static_resorces": {}}`)
 	s.write(t, "harmful.json", `[{"op": "remove", "path": "/dynamic_resources"}]`)
-	s.write(t, "template.json", `{"node": {"id": "{{ .nodeID }}"}}`)
+	s.write(t, "template.json", `{"node": {"id": "{{ .nodeIdentity }}"}}`)
 	if err := syscall.Mkfifo(filepath.Join(s.dir, "pipe.json"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,8 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 		"ISTIO_BOOTSTRAP_OVERRIDE=broken.json":           "broken.json",
 		"ISTIO_BOOTSTRAP_OVERRIDE=unknown.json":          "static_resorces",
 		"ISTIO_BOOTSTRAP_OVERRIDE=harmful.json":          "dynamic_resources",
-		"ISTIO_BOOTSTRAP=template.json":                  "Go template",
+		"ISTIO_BOOTSTRAP=template.json":                  "template.json:1: .nodeIdentity is not known",
+		"ISTIO_BOOTSTRAP_OVERRIDE=template.json":         "only whole bootstraps are filled in",
 		"ISTIO_BOOTSTRAP=missing.json":                   "missing.json: no such file",
 		"PROXY_CONFIG={customConfigFile: ./broken.json}": "broken.json",
 	} {

@@ -97,6 +97,8 @@ type BootstrapConfig struct {
 	GRPCFile, CertDir string
 	// WorkingDir is what relative paths are relative to.
 	WorkingDir string
+	// Env gives variables of the environment to a template that asks for them.
+	Env func(name string) string
 	// MemoryLimit is how many bytes the container may use; 0 for no limit.
 	MemoryLimit uint64
 	// Tracing is the mesh's default provider; nil for none.
@@ -210,6 +212,8 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		Custom:           c.Bootstrap.Custom,
 		CustomFile:       c.Bootstrap.CustomFile,
 		HostIP:           c.Bootstrap.HostIP,
+		Env:              c.Bootstrap.Env,
+		LogAsJSON:        c.Envoy.LogAsJSON,
 		WorkingDir:       c.Bootstrap.WorkingDir,
 		CertDir:          c.Bootstrap.CertDir,
 

@@ -120,7 +120,7 @@ var variables = []variable{
 }
 
 // contractFiles are what the rows' values name.
-var contractFiles = map[string]string{"whole.yaml": "admin: {}\n", "merge.json": "{}", "template.json": `{"node": {{ .node }}}`}
+var contractFiles = map[string]string{"whole.yaml": "admin: {}\n", "merge.json": "{}"}
 
 func TestEveryVariableOfTheContractHasItsDefaultItsEffectAndItsRefusal(t *testing.T) {
 	inDir(t, contractFiles)
@@ -285,7 +285,7 @@ func TestMemoryLimitIsTheVariablesOrTheGroups(t *testing.T) {
 }
 
 func TestBootstrapOfOnesOwnIsTheFirstThatIsNamed(t *testing.T) {
-	inDir(t, map[string]string{"a.yaml": "a: {}", "b.yaml": "b: {}", "c.yaml": "c: {}", "d.yaml": "d: {}", "template.json": `{"node": {{ .node }}}`, "empty": " \n"})
+	inDir(t, map[string]string{"a.yaml": "a: {}", "b.yaml": "b: {}", "c.yaml": "c: {}", "d.yaml": "d: {}", "empty": " \n"})
 	all := []string{"ISTIO_BOOTSTRAP=a.yaml", "customConfigFile: b.yaml", "--templateFile c.yaml", "proxyBootstrapTemplatePath: d.yaml"}
 	for n, want := range []string{"a.yaml", "b.yaml", "c.yaml", "d.yaml"} {
 		in := env()
@@ -304,7 +304,7 @@ func TestBootstrapOfOnesOwnIsTheFirstThatIsNamed(t *testing.T) {
 			t.Errorf("of %v: %s with %q, want %s", all[n:], b.CustomFile, b.Custom, want)
 		}
 	}
-	for text, want := range map[string]string{"ISTIO_BOOTSTRAP=template.json": "Go template", "ISTIO_BOOTSTRAP=empty": "is empty", "ISTIO_BOOTSTRAP_OVERRIDE=empty": "is empty",
+	for text, want := range map[string]string{"ISTIO_BOOTSTRAP=empty": "is empty", "ISTIO_BOOTSTRAP_OVERRIDE=empty": "is empty",
 		"ISTIO_BOOTSTRAP_OVERRIDE=.": "is a directory", "PROXY_CONFIG={customConfigFile: gone}": "customConfigFile (environment PROXY_CONFIG): open gone"} {
 		if _, err := Resolve(env(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, which does not say %q", text, err, want)

@@ -33,6 +33,7 @@ func (r *resolver) bootstrapSettings() {
 	b.Override = r.bootstrapFile("bootstrap.override", b.OverrideFile, "environment ISTIO_BOOTSTRAP_OVERRIDE")
 	r.customBootstrap()
 	b.GRPCFile = r.env.text("bootstrap.grpcFile", "GRPC_XDS_BOOTSTRAP", defaultGRPCFile, sourceDefault)
+	b.Env = func(name string) string { return r.env.vars[name] }
 	b.CertDir, b.WorkingDir = r.env.vars["OUTPUT_CERTS"], r.in.WorkingDir
 	b.MemoryLimit = r.memoryLimit()
 	b.Tracing = r.tracingProvider()
@@ -52,10 +53,6 @@ func (r *resolver) customBootstrap() {
 		}
 		b.CustomFile = place.file
 		b.Custom = r.bootstrapFile("bootstrap.custom", place.file, place.source)
-		if strings.Contains(string(b.Custom), "{{") && place.file != p.GetCustomConfigFile() {
-			r.fail("%s: %s is a Go template, which is not filled in here: write the bootstrap as Envoy is to have it, or only what "+
-				"differs from the usual one, in ISTIO_BOOTSTRAP_OVERRIDE", place.source, place.file)
-		}
 		return
 	}
 }

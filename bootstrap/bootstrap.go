@@ -40,7 +40,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	a := &anys{messages: map[*anypb.Any]proto.Message{}}
+	a := newAnys()
 	b := &bootstrapv3.Bootstrap{
 		Node:                node,
 		LayeredRuntime:      layeredRuntime(c.ProxyConfig.GetRuntimeValues()),
@@ -152,6 +152,8 @@ type anys struct {
 	order    []*anypb.Any // of making: one inside another comes before it
 	err      error
 }
+
+func newAnys() *anys { return &anys{messages: map[*anypb.Any]proto.Message{}} }
 
 // of stands for the message, which is packed later.
 func (a *anys) of(m proto.Message) *anypb.Any {

@@ -82,9 +82,14 @@ type Config struct {
 	// OverrideFile names it in errors.
 	Override     []byte
 	OverrideFile string
-	// Custom takes the bootstrap's place: a whole bootstrap in JSON or YAML. CustomFile names it in errors.
+	// Custom takes the bootstrap's place: a whole bootstrap in JSON or YAML, or a Go template that makes one. CustomFile
+	// names it in errors.
 	Custom     []byte
 	CustomFile string
+	// Env gives a variable of the environment to a template that asks for it; nil gives none.
+	Env func(name string) string
+	// LogAsJSON tells a template that the agent logs so.
+	LogAsJSON bool
 	// HostIP stands for $(HOST_IP) in Override and Custom.
 	HostIP string
 

@@ -10,6 +10,8 @@ import (
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap/gotemplate"
 )
 
 // largest is more than any bootstrap that people write, and little enough to be read at every start.
@@ -78,7 +80,11 @@ func ownTree(c Config) (tree, error) {
 
 func customTree(c Config, own tree) (tree, error) {
 	name := orText(c.CustomFile, "the custom bootstrap")
-	document, err := c.read(c.Custom, name)
+	text, err := filledIn(c, own, name)
+	if err != nil {
+		return nil, err
+	}
+	document, err := c.read(text, name)
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +100,9 @@ func customTree(c Config, own tree) (tree, error) {
 }
 
 func override(c Config, t tree, name string) (tree, error) {
+	if gotemplate.HasOptions(string(c.Override)) {
+		return nil, fmt.Errorf("%s is a template; only whole bootstraps are filled in (ISTIO_BOOTSTRAP, customConfigFile, --templateFile)", name)
+	}
 	document, err := c.read(c.Override, name)
 	if err != nil {
 		return nil, err
@@ -155,23 +164,10 @@ func (c Config) read(text []byte, name string) (any, error) {
 	if err != nil {
 		document, err = decodeYAML(text)
 	}
-	if isTemplate(text) {
-		return nil, fmt.Errorf("%s is a template; templates are not run here: give the bootstrap that it makes, or only what "+
-			"differs from the usual one in ISTIO_BOOTSTRAP_OVERRIDE", name)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("%s is neither JSON nor YAML: %w", name, err)
 	}
 	return document, nil
-}
-
-func isTemplate(text []byte) bool {
-	for _, mark := range []string{"{{ .", "{{.", "{{-", "{{ if", "{{if"} {
-		if bytes.Contains(text, []byte(mark)) {
-			return true
-		}
-	}
-	return false
 }
 
 func decodeJSON(text []byte) (any, error) {

@@ -177,15 +177,17 @@ func TestCustomBootstrapsThatCannotBeAreRefusedByName(t *testing.T) {
 		custom string
 		want   []string
 	}{
-		"template":      {"{\n {{- if .x }}\n}", []string{"c.json is a template", "ISTIO_BOOTSTRAP_OVERRIDE"}},
-		"quiet one":     {`{"node": {"id": "{{ .nodeID }}"}}`, []string{"c.json is a template"}},
-		"list":          {`[]`, []string{"c.json", "not a bootstrap"}},
-		"other node":    {`{"node": {"id": "x"}}`, []string{"c.json", "node.id"}},
-		"other admin":   {`{"admin": {"address": {"pipe": {"path": "/x"}}}}`, []string{"c.json", "admin.address"}},
-		"other cluster": {`{"static_resources": {"clusters": [{"name": "sds-grpc"}]}}`, []string{"c.json", "sds-grpc"}},
-		"wrong kinds":   {`{"static_resources": {"clusters": 1}}`, []string{"c.json: static_resources.clusters: 1"}},
-		"wrong node":    {`{"node": 7}`, []string{"c.json: node: 7"}},
-		"unknown field": {`{"static_resources": {"listener": []}}`, []string{"static_resources.listener", "did you mean listeners?"}},
+		"open template":  {"{\n {{- if .nodeID }}\n}", []string{"c.json:3: unexpected EOF"}},
+		"other option":   {"{\n\"node\": {\"id\": \"{{ .nodeId }}\"}}", []string{"c.json:2: .nodeId is not known", "did you mean .nodeID?"}},
+		"other function": {`{"node": {"id": "{{ nosuch }}"}}`, []string{"c.json:1", `function "nosuch" not defined`}},
+		"no JSON of it":  {`{"node": {{ .nodeID }}`, []string{"c.json is neither JSON nor YAML"}},
+		"list":           {`[]`, []string{"c.json", "not a bootstrap"}},
+		"other node":     {`{"node": {"id": "x"}}`, []string{"c.json", "node.id"}},
+		"other admin":    {`{"admin": {"address": {"pipe": {"path": "/x"}}}}`, []string{"c.json", "admin.address"}},
+		"other cluster":  {`{"static_resources": {"clusters": [{"name": "sds-grpc"}]}}`, []string{"c.json", "sds-grpc"}},
+		"wrong kinds":    {`{"static_resources": {"clusters": 1}}`, []string{"c.json: static_resources.clusters: 1"}},
+		"wrong node":     {`{"node": 7}`, []string{"c.json: node: 7"}},
+		"unknown field":  {`{"static_resources": {"listener": []}}`, []string{"static_resources.listener", "did you mean listeners?"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

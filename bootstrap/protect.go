@@ -2,6 +2,8 @@ package bootstrap
 
 import (
 	"fmt"
+	"path"
+	"slices"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -66,11 +68,48 @@ func addProtected(custom, own tree) {
 		return
 	}
 	for _, name := range protectedClusters {
-		if entryNamed(clusters, name) == nil {
-			clusters = append(clusters, clone(entryNamed(own["static_resources"].(tree)["clusters"].([]any), name)))
+		ours := entryNamed(own["static_resources"].(tree)["clusters"].([]any), name).(tree)
+		if i := placeNamed(clusters, name); i < 0 {
+			clusters = append(clusters, clone(ours))
+		} else if theirs, ok := clusters[i].(tree); ok && samePipe(theirs, ours) {
+			clusters[i] = clone(ours)
 		}
 	}
 	resources["clusters"] = clusters
+	if asksTheAgent(custom) {
+		custom["dynamic_resources"] = clone(own["dynamic_resources"])
+	}
+}
+
+// samePipe says that a cluster leads to the same socket as ours. Whole bootstraps that were written for Istio's agent have
+// these clusters; how Envoy gets on with the agent behind them is for the agent to say.
+func samePipe(theirs, ours tree) bool {
+	there, ok := pipeOf(theirs)
+	here, _ := pipeOf(ours)
+	return ok && path.Clean(there) == path.Clean(here)
+}
+
+func pipeOf(cluster tree) (string, bool) {
+	endpoint := firstOf(firstOf(treeAt(cluster, "load_assignment"), "endpoints"), "lb_endpoints")
+	socket, ok := treeAt(endpoint, "endpoint", "address", "pipe")["path"].(string)
+	return socket, ok
+}
+
+// firstOf is the first object of a list.
+func firstOf(t tree, list string) tree {
+	if entries, _ := t[list].([]any); len(entries) > 0 {
+		first, _ := entries[0].(tree)
+		return first
+	}
+	return nil
+}
+
+// asksTheAgent says that listeners and clusters come over the agent's cluster.
+func asksTheAgent(t tree) bool {
+	resources := treeAt(t, "dynamic_resources")
+	service := firstOf(treeAt(resources, "ads_config"), "grpc_services")
+	return treeAt(service, "envoy_grpc")["cluster_name"] == xdsCluster &&
+		treeAt(resources, "lds_config")["ads"] != nil && treeAt(resources, "cds_config")["ads"] != nil
 }
 
 // fill adds the fields of an object that it does not have.
@@ -92,10 +131,12 @@ func fill(custom, own tree, object string, fields ...string) {
 }
 
 func entryNamed(list []any, name string) any {
-	for _, entry := range list {
-		if nameIn(entry) == name {
-			return entry
-		}
+	if i := placeNamed(list, name); i >= 0 {
+		return list[i]
 	}
 	return nil
+}
+
+func placeNamed(list []any, name string) int {
+	return slices.IndexFunc(list, func(entry any) bool { return nameIn(entry) == name })
 }
