@@ -33,7 +33,7 @@ func (b *books) exchange(typeURL, reason string) {
 	b.nth++
 	nonce := strings.Repeat("n", b.nth)
 	b.response(response{typeURL: typeURL, nonce: nonce, version: nonce}, 1)
-	b.request(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason})
+	b.request(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason}, response{})
 }
 
 // expect checks the condition of a process: OK when want begins with "ok", and the reason has the rest.

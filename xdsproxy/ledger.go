@@ -47,6 +47,8 @@ type ledger struct {
 	// envoys has the books of each Envoy process; process is the one whose stream is in force, or was last.
 	envoys  map[int32]*envoyBook
 	process int32
+	// events and nacks are what happened last.
+	events, nacks ring
 }
 
 // account is the state of one type.
@@ -57,12 +59,18 @@ type account struct {
 	answer string
 	// begun says that this stream of Envoy has asked for the type.
 	begun bool
+	// rejected are the resources that Envoy rejects, by name.
+	rejected map[string]*ResourceNack
 }
 
 type sent struct{ nonce, version string }
 
 func newLedger(now func() time.Time, log *slog.Logger) *ledger {
-	return &ledger{now: now, log: log, metrics: newMetrics(), began: now(), since: now(), types: make(map[string]*account), told: make(map[string]string), envoys: make(map[int32]*envoyBook)}
+	return &ledger{
+		now: now, log: log, metrics: newMetrics(), began: now(), since: now(),
+		types: make(map[string]*account), told: make(map[string]string), envoys: make(map[int32]*envoyBook),
+		events: ring{most: mostEvents}, nacks: ring{most: mostNacks},
+	}
 }
 
 // account finds the account of a type; the caller holds the lock.
@@ -99,6 +107,7 @@ func (l *ledger) connected(address string) {
 	clear(l.told)
 	if !l.isConnected {
 		l.isConnected, l.since = true, l.now()
+		l.note(Event{Kind: EventConnected, Address: address})
 		l.log.Info("connected to the control plane", "address", address, "protocol", l.protocol)
 	}
 }
@@ -112,6 +121,7 @@ func (l *ledger) disconnected(address string, err error) {
 			clear(l.told)
 		}
 		l.told[address] = reason
+		l.note(Event{Kind: EventDisconnected, Address: address, Reason: reason})
 		l.log.Warn("not connected to the control plane", "address", address, "reason", reason)
 	}
 	l.upstream, l.reason = address, reason
@@ -149,12 +159,14 @@ func (l *ledger) envoyConnected(v variant, process int32) {
 	defer l.mu.Unlock()
 	l.envoy, l.protocol = true, v.String()
 	l.process = process
+	l.note(Event{Kind: EventEnvoy, Process: int(process)})
 	_, known := l.envoys[process]
 	l.bookOf(process)
 	for _, a := range l.types {
 		a.pending, a.begun, a.Subscribed, a.Wildcard = nil, false, 0, false
 		if !known {
 			a.answer = StateRequested
+			clear(a.rejected)
 		}
 	}
 }
@@ -163,31 +175,57 @@ func (l *ledger) envoyDisconnected() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.envoy = false
+	l.note(Event{Kind: EventEnvoyGone, Process: int(l.process)})
 	if l.isConnected { // the stream upstream ends with Envoy's
 		l.isConnected, l.since, l.reason = false, l.now(), "Envoy has no stream"
 	}
 }
 
-// request books what Envoy said, and tells whether it was a rejection.
-func (l *ledger) request(v variant, r request) (nack bool) {
+// request books what Envoy said, and tells whether it was a rejection. The response that it answers, if any, is about.
+func (l *ledger) request(v variant, r request, about response) (nack bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(r.typeURL)
 	a.Requests++
 	l.metrics.requests.Inc()
+	if r.subscribes(v, a) {
+		l.note(Event{Kind: EventSubscribe, TypeURL: a.TypeURL, Resources: len(r.names) + len(r.subscribe), Removed: len(r.unsubscribe)})
+	}
 	a.subscribe(v, r)
 	switch {
 	case r.rejected:
-		a.reject(r, l.now())
+		a.reject(r, about, l.now())
 		l.bookOf(l.process).reject(a)
-		l.metrics.nacks.WithLabelValues(shortType(a.TypeURL)).Inc()
+		l.noteNack(a, r, about)
 		return true
 	case r.nonce != "" && a.acknowledge(r, l.now()):
+		a.acceptResources(v, about)
 		l.bookOf(l.process).acknowledge(a)
+		l.note(Event{Kind: EventAck, TypeURL: a.TypeURL, Version: a.Version, Nonce: r.nonce})
 		l.metrics.acks.WithLabelValues(shortType(a.TypeURL)).Inc()
 		l.metrics.lastAccepted.WithLabelValues(shortType(a.TypeURL)).Set(float64(a.LastAck.UnixMilli()) / 1000)
 	}
 	return false
+}
+
+// noteNack books a rejection where people look; the caller holds the lock.
+func (l *ledger) noteNack(a *account, r request, about response) {
+	e := Event{Kind: EventNack, TypeURL: a.TypeURL, Version: a.LastNack.Version, Nonce: r.nonce, Reason: r.reason, Resources: len(about.resources)}
+	for _, m := range mentioned(about.resources, r.reason) {
+		if len(e.Names) < mostRejected {
+			e.Names = append(e.Names, m.name)
+		}
+	}
+	l.note(e)
+	l.metrics.nacks.WithLabelValues(shortType(a.TypeURL)).Inc()
+}
+
+// subscribes says whether a request asks for something else than before, as far as can be told without comparing names.
+func (r *request) subscribes(v variant, a *account) bool {
+	if v == sotw {
+		return !a.begun || len(r.names) != a.Subscribed
+	}
+	return !a.begun || len(r.subscribe)+len(r.unsubscribe) > 0
 }
 
 func (a *account) subscribe(v variant, r request) {
@@ -208,7 +246,8 @@ func (a *account) subscribe(v variant, r request) {
 	a.Subscribed = max(0, a.Subscribed+more-len(r.unsubscribe))
 }
 
-func (a *account) reject(r request, now time.Time) {
+func (a *account) reject(r request, about response, now time.Time) {
+	a.rejectResources(about, r.reason, now)
 	version, _ := a.settle(r.nonce)
 	a.Nacks++
 	a.answer = StateRejected
@@ -251,6 +290,10 @@ func (l *ledger) response(r response, size int) {
 		a.pending = slices.Delete(a.pending, 0, 1)
 	}
 	a.pending = append(a.pending, sent{nonce: r.nonce, version: r.version})
+	l.note(Event{
+		Kind: EventResponse, TypeURL: a.TypeURL, Version: r.version, Nonce: r.nonce,
+		Resources: len(r.resources), Removed: len(r.removed), Bytes: size,
+	})
 	l.metrics.responses.Inc()
 	l.metrics.responseBytes.WithLabelValues(shortType(a.TypeURL)).Add(float64(size))
 }
@@ -271,7 +314,7 @@ func (l *ledger) status() Status {
 	}
 	for _, a := range l.types {
 		t := a.TypeStatus
-		t.State = a.state()
+		t.State, t.Rejected = a.state(), a.rejectedResources()
 		s.Types = append(s.Types, t)
 	}
 	slices.SortFunc(s.Types, func(a, b TypeStatus) int { return cmp.Compare(a.TypeURL, b.TypeURL) })

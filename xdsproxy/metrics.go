@@ -53,6 +53,9 @@ func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error
 		}
 		return 0
 	})
+	if err := registerer.Register(rejectedCollector{book}); err != nil {
+		return err
+	}
 	for _, c := range []prometheus.Collector{
 		m.connectFailures, m.upstreamEnds, m.envoyEnds, m.requests, m.responses, m.acks, m.nacks, m.responseBytes, m.lastAccepted, connected,
 	} {
@@ -70,4 +73,26 @@ func (m *metrics) ended(vector *prometheus.CounterVec, err error) {
 		kind = "cancel"
 	}
 	vector.WithLabelValues(kind).Inc()
+}
+
+var rejectedResources = prometheus.NewDesc("pilotfish_xds_rejected_resources",
+	"Resources that Envoy rejects at the moment, as far as it names them, by type.", []string{"type"}, nil)
+
+// rejectedCollector counts rejected resources when it is asked.
+type rejectedCollector struct{ book *ledger }
+
+func (c rejectedCollector) Describe(descriptions chan<- *prometheus.Desc) {
+	descriptions <- rejectedResources
+}
+
+func (c rejectedCollector) Collect(metrics chan<- prometheus.Metric) {
+	c.book.mu.Lock()
+	defer c.book.mu.Unlock()
+	counts := make(map[string]int)
+	for _, a := range c.book.types {
+		counts[shortType(a.TypeURL)] += len(a.rejected)
+	}
+	for name, n := range counts {
+		metrics <- prometheus.MustNewConstMetric(rejectedResources, prometheus.GaugeValue, float64(n), name)
+	}
 }

@@ -262,7 +262,7 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 	l.connected("127.0.0.1:1")
 	exchange := func(typeURL, nonce, reason string) {
 		l.response(response{typeURL: typeURL, nonce: nonce, version: nonce}, 1)
-		l.request(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason})
+		l.request(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason}, response{})
 	}
 	exchange(clusterURL, "1", "")
 	exchange(routeURL, "2", "http_proxy: response body size is 5000 bytes")

@@ -280,7 +280,7 @@ func (s *session) hear(f *frame, connected bool) *frame {
 		s.relay.log.Warn("a request of Envoy could not be read; it is passed on as it is", "error", err)
 		return forward
 	}
-	if nack := s.relay.book.request(s.proto, h.request); nack {
+	if nack := s.relay.book.request(s.proto, h.request, h.about); nack {
 		s.relay.log.Warn("Envoy rejected its configuration", "type", h.typeURL, "reason", h.reason)
 	}
 	return forward

@@ -45,6 +45,8 @@ type TypeStatus struct {
 	Version string    `json:"version,omitempty"`
 	// LastNack is the last rejection, whether or not something better came since.
 	LastNack *Nack `json:"lastNack,omitempty"`
+	// Rejected are the resources that Envoy rejects at the moment, as far as it names them.
+	Rejected []ResourceNack `json:"rejected,omitempty"`
 }
 
 // Nack is a response that Envoy rejected.
