@@ -130,6 +130,7 @@ func (a *Agent) makeParts() ([]part, error) {
 		return nil, err
 	}
 	a.relay = relay
+	a.offerXDS(relay)
 	parts := []part{
 		{name: "certificates", run: certificates.Run, health: certificates.Condition, restart: true},
 		{name: "xds", run: relay.Run, health: a.configuration(relay), restart: true},

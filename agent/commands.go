@@ -16,7 +16,7 @@ import (
 func Commands() []*cobra.Command {
 	all := []*cobra.Command{
 		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
-		newDNSCommand(), newCertCommand(),
+		newDNSCommand(), newCertCommand(), newXDSCommand(),
 		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
 	}
 	for _, c := range all {

@@ -42,6 +42,7 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		NoProfiles:   !a.Config.Profiling,
 		Certificates: func() any { return certificates.Certificates() },
 		XDS:          func() any { return relay.Status() },
+		XDSHistory:   func() any { return relay.History() },
 		Config:       func() any { return a.Config.Settings },
 		Envoy:        func() any { return a.EnvoyStatus() },
 		Metrics:      a.joinedMetrics(),

@@ -44,7 +44,9 @@ type Config struct {
 	// Certificates, XDS and Config give what is shown as JSON under /debug/certz, /debug/xdsz and /debug/config.
 	Certificates func() any
 	XDS          func() any
-	Config       func() any
+	// XDSHistory is shown under /debug/xdsz/history.
+	XDSHistory func() any
+	Config     func() any
 	// Envoy gives what is shown under /debug/envoyz.
 	Envoy func() any
 	// Names answers at /debug/ndsz; nil where there are no names of the mesh, which is told like an empty table.

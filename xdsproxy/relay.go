@@ -140,6 +140,7 @@ type Relay struct {
 	locals map[string]LocalType
 	// credentials are what the uplink proves itself with.
 	credentials *credentialWatch
+	taps        taps
 
 	mu      sync.Mutex
 	current *session // the stream of Envoy in force

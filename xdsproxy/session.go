@@ -207,7 +207,7 @@ func (s *session) begin() int {
 // send carries requests upstream: at first what Envoy has asked for so far, then what it asks for and answers, and what
 // the relay has to say itself. Its errors show in receive.
 func (a *ascent) send() {
-	if !a.sendAll(a.opening()) {
+	if !a.sendAll(a.tapAll(a.opening())) {
 		return
 	}
 	health := healthTeller{relay: a.relay, proto: a.proto, upstream: a.upstream}
@@ -215,7 +215,7 @@ func (a *ascent) send() {
 	for {
 		listening := a.isListening()
 		if listening {
-			if !a.sendAll(locals) {
+			if !a.sendAll(a.tapAll(locals)) {
 				return
 			}
 			locals = nil
@@ -227,7 +227,7 @@ func (a *ascent) send() {
 		select {
 		case <-changed:
 		case <-a.own.filled:
-			if !a.sendAll(a.own.take()) {
+			if !a.sendAll(a.tapAll(a.own.take())) {
 				return
 			}
 		case f, ok := <-a.requests:
@@ -273,6 +273,7 @@ func (s *session) isListening() bool {
 
 // hear books a request of Envoy, and gives what is to go upstream.
 func (s *session) hear(f *frame, connected bool) *frame {
+	s.tap(envoySide, planeSide, f)
 	s.mu.Lock()
 	forward, h, err := s.state.hear(f, connected)
 	s.mu.Unlock()
@@ -323,6 +324,7 @@ func (a *ascent) take(f *frame) error {
 	}
 	if local, ok := a.relay.locals[r.typeURL]; ok {
 		defer f.free()
+		a.tap(planeSide, agentSide, f)
 		a.own.put(a.applyLocal(local, r, f))
 		return nil
 	}
@@ -346,6 +348,7 @@ func (s *session) deliver(epoch int, r response, f *frame) error {
 		r.nonce = nonce
 	}
 	s.relay.book.response(r, f.data.Len())
+	s.tap(planeSide, envoySide, f)
 	return s.envoy.SendMsg(f)
 }
 

@@ -1,0 +1,294 @@
+package agent
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
+)
+
+func newXDSCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "xds",
+		Short: "Show what a running agent relays between Envoy and the control plane",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.AddCommand(newXDSStatusCommand(), newXDSHistoryCommand(), newTapCommand())
+	return c
+}
+
+// askXDS makes a command that asks one question and prints the answer.
+func askXDS[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cobra.Command {
+	var configPath, format string
+	var own logOptions
+	c.Args = usageArgs(cobra.NoArgs)
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if format != formatTable && format != formatJSON {
+			return usagef("output format %q is not known; use table or json", format)
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), logTimeout)
+		defer cancel()
+		var report T
+		if err := dialControl(configPath).call(ctx, http.MethodGet, path, nil, &report); err != nil {
+			return err
+		}
+		if format == formatJSON {
+			text, err := json.MarshalIndent(report, "", "  ")
+			if err == nil {
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s\n", text)
+			}
+			return err
+		}
+		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 4, 2, ' ', 0)
+		table(w, report)
+		return w.Flush()
+	}
+	c.Flags().StringVarP(&format, "output", "o", formatTable, "table or json")
+	addConfigPath(c.Flags(), &configPath)
+	own.addTo(c.Flags())
+	return c
+}
+
+func newXDSStatusCommand() *cobra.Command {
+	return askXDS(&cobra.Command{
+		Use:   "status",
+		Short: "Show how each type of configuration stands: accepted, rejected, and why",
+	}, "/xds/status", printXDSStatus)
+}
+
+func printXDSStatus(w io.Writer, s xdsproxy.Status) {
+	state := "connected"
+	if !s.Connected {
+		state = "not connected: " + cmp.Or(s.Reason, "nothing was said yet")
+	}
+	fmt.Fprintf(w, "control plane\t%s\t%s\n", cmp.Or(s.Upstream, "-"), state)
+	fmt.Fprintf(w, "last response\t%s\n\n", ago(s.LastResponse))
+	fmt.Fprintln(w, "TYPE\tSTATE\tSUBSCRIBED\tVERSION\tACKS\tNACKS\tLAST ACK\tBYTES")
+	for _, t := range s.Types {
+		subscribed := fmt.Sprint(t.Subscribed)
+		if t.Wildcard {
+			subscribed = "all"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%d\n", shortTypeOf(t.TypeURL), t.State, subscribed, cmp.Or(t.Version, "-"),
+			t.Acks, t.Nacks, ago(t.LastAck), t.ResponseBytes)
+	}
+	for _, t := range s.Types {
+		if n := t.LastNack; n != nil && t.State == xdsproxy.StateRejected {
+			fmt.Fprintf(w, "\n%s was rejected %s: %s\n", shortTypeOf(t.TypeURL), ago(n.Time), oneLine(n.Reason))
+		}
+		for _, r := range t.Rejected {
+			fmt.Fprintf(w, "rejected: %s %s, %d times, since %s: %s\n", shortTypeOf(t.TypeURL), r.Name, r.Count, ago(r.Since), oneLine(r.Reason))
+		}
+	}
+}
+
+func newXDSHistoryCommand() *cobra.Command {
+	return askXDS(&cobra.Command{
+		Use:   "history",
+		Short: "Show what happened last between Envoy, agent and control plane",
+	}, "/xds/history", printXDSHistory)
+}
+
+func printXDSHistory(w io.Writer, h xdsproxy.History) {
+	for _, e := range h.Events {
+		what := shortTypeOf(e.TypeURL)
+		if e.TypeURL == "" {
+			what = e.Address
+		}
+		if e.Process != 0 {
+			what = fmt.Sprintf("pid %d", e.Process)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", e.Time.Local().Format(stampFormat), e.Kind, what, e.Version, eventDetail(e))
+	}
+}
+
+func eventDetail(e xdsproxy.Event) string {
+	var parts []string
+	if e.Resources > 0 || e.Removed > 0 {
+		parts = append(parts, fmt.Sprintf("+%d -%d", e.Resources, e.Removed))
+	}
+	if e.Bytes > 0 {
+		parts = append(parts, fmt.Sprintf("%d bytes", e.Bytes))
+	}
+	if e.Reason != "" {
+		parts = append(parts, oneLine(e.Reason))
+	}
+	return strings.Join(parts, ", ")
+}
+
+const tapHelp = `Show what passes between Envoy, agent and control plane, as it happens.
+
+Each message is a line; with --contents the resources follow it, each as JSON, without secrets: what Envoy's API
+marks as sensitive, and what looks like a key, a token or a password. Resources of a type that the agent does not
+know are shown in base64 with their size. Nothing is slowed down: what comes faster than it is taken is left
+out, and counted.`
+
+func newTapCommand() *cobra.Command {
+	var configPath, format string
+	var o tapOrder
+	var own logOptions
+	c := &cobra.Command{
+		Use:     "tap",
+		Short:   "Show the messages of the xDS streams as they pass",
+		Long:    tapHelp,
+		Example: "  pilotfish-agent xds tap\n  pilotfish-agent xds tap --type cds,eds --name reviews --contents --for 5m\n  pilotfish-agent xds tap -o json | jq 'select(.kind == \"nack\")'",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			show, err := tapPrinter(cmd.OutOrStdout(), format)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			lines, err := dialControl(configPath).openTap(ctx, o)
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			defer lines.Close()
+			return readTap(ctx, lines, show)
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&o.Types, "type", nil, "only these types: cds, lds, rds, eds, …, the type's name, or its URL")
+	f.StringVar(&o.Name, "name", "", "only resources with this in their name")
+	f.BoolVar(&o.Contents, "contents", false, "show the resources themselves")
+	f.DurationVar(&o.For, "for", 30*time.Second, "how long")
+	f.StringVarP(&format, "output", "o", formatTable, "table (a line a message) or json (an object a line)")
+	addConfigPath(f, &configPath)
+	own.addTo(f)
+	return c
+}
+
+// openTap orders a tap. Everything that passes from its return on can be read, as objects of JSON.
+func (c *controlClient) openTap(ctx context.Context, o tapOrder) (io.ReadCloser, error) {
+	order, err := json.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("writing the order: %w", err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/xds/tap", bytes.NewReader(order))
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return nil, c.explain(err)
+	}
+	if response.StatusCode == http.StatusOK {
+		return response.Body, nil
+	}
+	defer response.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(response.Body, mostReport))
+	return nil, fmt.Errorf("the agent refuses: %s", strings.TrimSpace(string(text)))
+}
+
+// readTap shows what comes, until the time is over or the context ends.
+func readTap(ctx context.Context, from io.Reader, show func(json.RawMessage) error) error {
+	lines := json.NewDecoder(from)
+	for {
+		var line json.RawMessage
+		switch err := lines.Decode(&line); {
+		case ctx.Err() != nil, errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("the agent ended the tap: %w", err)
+		}
+		if err := show(line); err != nil {
+			return err
+		}
+	}
+}
+
+func tapPrinter(w io.Writer, format string) (func(json.RawMessage) error, error) {
+	switch format {
+	case formatJSON:
+		return func(line json.RawMessage) error {
+			_, err := fmt.Fprintf(w, "%s\n", line)
+			return err
+		}, nil
+	case formatTable:
+		return func(line json.RawMessage) error {
+			var l xdsproxy.TapLine
+			if err := json.Unmarshal(line, &l); err != nil {
+				return fmt.Errorf("reading the agent's answer: %w", err)
+			}
+			return printTapLine(w, l)
+		}, nil
+	}
+	return nil, usagef("output format %q is not known; use table or json", format)
+}
+
+// stampFormat is a time of day as precise as it takes to put messages in order.
+const stampFormat = "15:04:05.000"
+
+func printTapLine(w io.Writer, l xdsproxy.TapLine) error {
+	if l.Lost > 0 {
+		fmt.Fprintf(w, "… %d messages were left out\n", l.Lost)
+	}
+	var err error
+	switch l.Kind {
+	case "":
+	case xdsproxy.TapResource:
+		_, err = fmt.Fprintf(w, "    %s %s (%d bytes)\n", l.Name, l.Version, l.Bytes)
+		if err == nil && len(l.Content) > 0 {
+			_, err = fmt.Fprintf(w, "    %s\n", l.Content)
+		}
+	default:
+		_, err = fmt.Fprintf(w, "%s  %-13s → %-13s  %-8s  %-22s  %s\n", l.Time.Local().Format(stampFormat), l.From, l.To, l.Kind, shortTypeOf(l.TypeURL), tapDetail(l))
+	}
+	return err
+}
+
+func tapDetail(l xdsproxy.TapLine) string {
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	if l.Version != "" {
+		add("version %s", l.Version)
+	}
+	if l.Kind == xdsproxy.TapResponse {
+		add("%d resources, %d bytes", l.Resources, l.Bytes)
+	}
+	list := func(what string, names []string) {
+		if len(names) > 0 {
+			add("%s %s", what, strings.Join(names, " "))
+		}
+	}
+	list("names", l.Names)
+	list("without", l.Unsubscribed)
+	list("removed", l.Removed)
+	if l.Known > 0 {
+		add("has %d already", l.Known)
+	}
+	if l.Reason != "" {
+		add("%s", oneLine(l.Reason))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func shortTypeOf(typeURL string) string {
+	return typeURL[strings.LastIndexAny(typeURL, "./")+1:]
+}
+
+func ago(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return time.Since(t).Round(time.Second).String() + " ago"
+}

@@ -1,0 +1,73 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
+)
+
+func TestXDSCommandsShowWhatARunningProxyRelays(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.152.2.1")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	if out, code := r.command("xds", "status"); code != 0 || !strings.Contains(out, "connected") || !strings.Contains(out, "Listener") || !strings.Contains(out, "acknowledged") {
+		t.Errorf("xds status: code %d\n%s", code, out)
+	}
+	if out, code := r.command("xds", "history"); code != 0 || !strings.Contains(out, "response") || !strings.Contains(out, "ack") {
+		t.Errorf("xds history: code %d\n%s", code, out)
+	}
+	if _, body, err := r.http("GET", "15020/debug/xdsz/history"); err != nil || !strings.Contains(body, `"kind": "ack"`) {
+		t.Errorf("/debug/xdsz/history: %v\n%s", err, body)
+	}
+	if out, code := r.command("xds", "tap", "--for=2h"); code == 0 || !strings.Contains(out, "lasts up to 1h") {
+		t.Errorf("a tap without end: code %d\n%s", code, out)
+	}
+	if out, code := r.command("xds", "tap", "--for=1ms", "-o", "xml"); code != 2 {
+		t.Errorf("a format that is none: code %d\n%s", code, out)
+	}
+}
+
+func TestTapShowsAnEnvoyThatComesAndItsResources(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.152.3.1")
+	s.args = append(s.args, "--restart")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	lines, err := dialControl(filepath.Join(r.dir, "etc/istio/proxy")).openTap(ctx, tapOrder{Types: []string{"lds"}, Contents: true, For: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lines.Close()
+	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]bool{}
+	err = readTap(ctx, lines, func(line json.RawMessage) error {
+		var l xdsproxy.TapLine
+		if err := json.Unmarshal(line, &l); err != nil {
+			return err
+		}
+		kinds[l.Kind] = true
+		if l.Kind == xdsproxy.TapResource && !strings.Contains(string(l.Content), `"name":"test"`) {
+			t.Errorf("a resource without content: %s", line)
+		}
+		if kinds[xdsproxy.TapResource] && kinds[xdsproxy.TapAck] {
+			cancel()
+		}
+		return nil
+	})
+	if err != nil || !kinds[xdsproxy.TapResource] || !kinds[xdsproxy.TapAck] {
+		t.Errorf("the tap: %v, kinds %v", err, kinds)
+	}
+}
