@@ -39,13 +39,17 @@ envoy: ## install the pinned Envoys (1.40.0 and, for tests, 1.38.3 and 1.36.4) i
 istiod: ## build Istio's control plane, a peer for tests, into the cache (4 minutes the first time)
 	@scripts/istiod.sh
 
+.PHONY: unbound
+unbound: ## install Debian's unbound, a peer for tests, where that is possible
+	@scripts/unbound.sh
+
 .PHONY: demo
 demo: build ## bring up the book shop: a whole mesh on this machine; Ctrl-C ends it (DEMO_FLAGS are passed on)
 	@case '$(DEMO_FLAGS)' in *--envoy-path*) ;; *) [ -n "$${ENVOY_PATH:-}" ] || bin/pilotfish envoy >/dev/null 2>&1 || scripts/envoy.sh $(ENVOY_VERSION);; esac
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: lint build envoy istiod ## everything that has to hold: format, vet, lint, unit and end-to-end tests
+test: lint build envoy istiod unbound ## everything that has to hold: format, vet, lint, unit and end-to-end tests
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a module of its own, whose go.mod may lag behind this one's

@@ -295,6 +295,9 @@ func onTopic(m *dns.Msg) *dns.Msg {
 		}
 	}
 	m.Answer = slices.DeleteFunc(m.Answer, func(rr dns.RR) bool {
+		if strings.EqualFold(rr.Header().Name, m.Question[0].Name) {
+			rr.Header().Name = m.Question[0].Name // some copy the letters' case that was drawn for the question
+		}
 		return !names[strings.ToLower(rr.Header().Name)] || rr.Header().Class != m.Question[0].Qclass
 	})
 	return m

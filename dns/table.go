@@ -2,6 +2,7 @@ package dns
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -43,9 +44,10 @@ type record struct {
 	ports  []Port
 }
 
+// newRecord leaves out what is there twice: no record may be twice in an answer (RFC 2181).
 func newRecord(host string, e Entry) *record {
 	r := &record{host: host, ports: e.Ports}
-	for _, ip := range e.IPs {
+	for _, ip := range slices.Compact(slices.SortedFunc(slices.Values(e.IPs), netip.Addr.Compare)) {
 		if ip = ip.Unmap(); ip.Is4() {
 			r.v4 = append(r.v4, ip)
 		} else if ip.IsValid() {

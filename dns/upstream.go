@@ -100,7 +100,7 @@ func (u *upstream) exchange(ctx context.Context, network string, q question, edn
 		return nil, err
 	}
 	for range mostForeign {
-		m, err := readMessage(c)
+		m, spelling, err := readMessage(c)
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil, fmt.Errorf("no answer by %s in time: %w", network, ctx.Err())
@@ -110,15 +110,15 @@ func (u *upstream) exchange(ctx context.Context, network string, q question, edn
 		if m == nil || !belongs(m, asked) {
 			continue
 		}
-		return m, verdict(m, asked, network)
+		return m, verdict(m, asked, spelling, network)
 	}
 	return nil, errForeign
 }
 
-// readMessage gives nil for one that cannot be read.
-func readMessage(c *dns.Conn) (*dns.Msg, error) {
+// readMessage gives nil for one that cannot be read. The question's name, to which other names in the message point, gets
+// lower case letters again: how it was spelt comes beside the message.
+func readMessage(c *dns.Conn) (m *dns.Msg, spelling string, err error) {
 	buffer := make([]byte, largestUDP)
-	var err error
 	if _, isTCP := c.Conn.(*net.TCPConn); isTCP {
 		buffer, err = c.ReadMsgHeader(nil)
 	} else {
@@ -127,13 +127,28 @@ func readMessage(c *dns.Conn) (*dns.Msg, error) {
 		buffer = buffer[:max(n, 0)]
 	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	m := new(dns.Msg)
+	if end := skipName(buffer, headerBytes); end > headerBytes && buffer[headerBytes] < 0xC0 {
+		if spelling, _, err = dns.UnpackDomainName(buffer, headerBytes); err != nil {
+			return nil, "", nil
+		}
+		lower(buffer[headerBytes:end])
+	}
+	m = new(dns.Msg)
 	if m.Unpack(buffer) != nil {
-		return nil, nil
+		return nil, "", nil
 	}
-	return m, nil
+	return m, spelling, nil
+}
+
+// lower takes the lengths of labels for letters too, which none of them is.
+func lower(name []byte) {
+	for i, b := range name {
+		if b >= 'A' && b <= 'Z' {
+			name[i] = b - 'A' + 'a'
+		}
+	}
 }
 
 func outgoing(q question, edns bool) *dns.Msg {
@@ -166,15 +181,14 @@ func belongs(m, asked *dns.Msg) bool {
 		strings.EqualFold(m.Question[0].Name, asked.Question[0].Name))
 }
 
-func verdict(m, asked *dns.Msg, network string) error {
+func verdict(m, asked *dns.Msg, spelling, network string) error {
 	switch {
-	case network == "udp" && m.Question[0].Name != asked.Question[0].Name:
+	case network == "udp" && spelling != asked.Question[0].Name:
 		return errCase
 	case network == "udp" && m.Truncated:
 		return errTruncated
 	case m.Truncated:
 		return errors.New("the answer was truncated even by TCP")
 	}
-	m.Question[0].Name = strings.ToLower(m.Question[0].Name)
 	return nil
 }
