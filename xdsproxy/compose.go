@@ -10,7 +10,7 @@ import (
 
 // Field numbers of the four messages.
 const (
-	responseNonce = 5 // of both kinds of response
+	responseVersion, responseType, responseNonce, responseRemoved = 1, 4, 5, 6 // of both kinds of response, but for the last
 
 	sotwVersion, sotwNode, sotwNames, sotwType, sotwNonce, sotwError          = 1, 2, 3, 4, 5, 6
 	deltaNode, deltaType, deltaSubscribe, deltaUnsubscribe, deltaKnown        = 1, 2, 3, 4, 5
@@ -40,7 +40,7 @@ func appendBytes(b []byte, field int, content []byte) []byte {
 // ask is a first request for a type: what is wanted, and what is there already.
 func (s *streamState) ask(t *typeState, node []byte) *frame {
 	if s.proto == sotw {
-		return message(t.sotwRequest(node))
+		return message(t.sotwRequest(node, s.blank))
 	}
 	var b []byte
 	if node != nil {
@@ -54,16 +54,44 @@ func (s *streamState) ask(t *typeState, node []byte) *frame {
 	for _, name := range sorted(t.names) {
 		b = appendText(b, deltaSubscribe, name)
 	}
-	for _, name := range sorted(t.held) {
-		entry := appendText(appendText(nil, 1, name), 2, t.held[name])
+	known := t.known(s.blank)
+	for _, name := range sorted(known) {
+		entry := appendText(appendText(nil, 1, name), 2, known[name])
 		b = appendBytes(b, deltaKnown, entry)
 	}
 	return message(b)
 }
 
-func (t *typeState) sotwRequest(node []byte) []byte {
+// known is what Envoy has. Where it is not sure in which version, the version is empty: the control plane then sends it
+// again, or says that it is gone.
+func (t *typeState) known(blank bool) map[string]string {
+	if !blank && len(t.pending) == 0 {
+		return t.held
+	}
+	known := make(map[string]string, len(t.held))
+	for name, version := range t.held {
+		if !blank {
+			known[name] = version
+		} else {
+			known[name] = ""
+		}
+	}
+	for _, p := range t.pending {
+		epoch, _ := splitNonce(p.nonce)
+		for _, one := range p.resources {
+			if epoch == 0 && !blank { // which Envoy has accepted before
+				known[one.name] = one.version
+			} else {
+				known[one.name] = ""
+			}
+		}
+	}
+	return known
+}
+
+func (t *typeState) sotwRequest(node []byte, blank bool) []byte {
 	var b []byte
-	if t.version != "" {
+	if t.version != "" && !blank {
 		b = appendText(b, sotwVersion, t.version)
 	}
 	if node != nil {

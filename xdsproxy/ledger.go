@@ -41,9 +41,13 @@ type ledger struct {
 	// told are the reasons that were logged, by address, since there was a connection last.
 	told         map[string]string
 	lastResponse time.Time
-	envoy        bool
-	protocol     string
-	types        map[string]*account
+	// current is until when Envoy's configuration was known to be the control plane's, and lastGood that it is not from the
+	// control plane of now.
+	current  time.Time
+	lastGood bool
+	envoy    bool
+	protocol string
+	types    map[string]*account
 	// envoys has the books of each Envoy process; process is the one whose stream is in force, or was last.
 	envoys  map[int32]*envoyBook
 	process int32
@@ -106,7 +110,7 @@ func (l *ledger) connected(address string) {
 	l.upstream, l.reason = address, ""
 	clear(l.told)
 	if !l.isConnected {
-		l.isConnected, l.since = true, l.now()
+		l.isConnected, l.since, l.lastGood = true, l.now(), false
 		l.note(Event{Kind: EventConnected, Address: address})
 		l.log.Info("connected to the control plane", "address", address, "protocol", l.protocol)
 	}
@@ -127,6 +131,7 @@ func (l *ledger) disconnected(address string, err error) {
 	l.upstream, l.reason = address, reason
 	if l.isConnected {
 		l.isConnected, l.since = false, l.now()
+		l.current = l.since
 	}
 }
 
@@ -178,6 +183,7 @@ func (l *ledger) envoyDisconnected() {
 	l.note(Event{Kind: EventEnvoyGone, Process: int(l.process)})
 	if l.isConnected { // the stream upstream ends with Envoy's
 		l.isConnected, l.since, l.reason = false, l.now(), "Envoy has no stream"
+		l.current = l.since
 	}
 }
 

@@ -343,6 +343,18 @@ func (c *cursor) bytes(n int) ([]byte, error) {
 	return buf, nil
 }
 
+// into reads n bytes into a buffer, which grows where it is too small.
+func (c *cursor) into(buf []byte, n int) ([]byte, error) {
+	if n > c.remaining() {
+		return buf, errMalformed
+	}
+	buf = slices.Grow(buf, n)[:n]
+	if _, err := io.ReadFull(c.reader, buf); err != nil {
+		return buf, errMalformed
+	}
+	return buf, nil
+}
+
 // text reads a string, of which it keeps the beginning when it is very long.
 func (c *cursor) text(n int) (string, error) {
 	if n > c.remaining() {

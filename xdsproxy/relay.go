@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -75,6 +76,9 @@ type Config struct {
 	// Rewrite has, by type URL, what changes resources before Envoy gets them.
 	Rewrite map[string]Rewriter
 
+	// LastGood keeps what Envoy accepts, for an Envoy that starts while no control plane answers.
+	LastGood LastGood
+
 	// LossLimit is how long the control plane may be lost before that makes the proxy unready; zero is for ever.
 	LossLimit time.Duration
 
@@ -119,6 +123,7 @@ func (c *Config) setDefaults() error {
 	orDefault(&c.MinRetry, 50*time.Millisecond)
 	orDefault(&c.MaxRetry, 600*time.Millisecond)
 	orDefault(&c.MaxRefused, 5*time.Second)
+	c.LastGood.setDefaults()
 	orDefault(&c.MaxRequest, 64<<20)
 	orDefault(&c.MaxResponse, 256<<20)
 	return nil
@@ -138,6 +143,10 @@ type Relay struct {
 	uplink *uplink
 	report healthOfApp
 	locals map[string]LocalType
+	// keeper is nil where nothing is kept; served counts how often Envoy got the last good configuration.
+	keeper *keeper
+	served atomic.Uint64
+	nonces atomic.Uint64
 	// credentials are what the uplink proves itself with.
 	credentials *credentialWatch
 	taps        taps
@@ -169,9 +178,13 @@ func New(config Config) (*Relay, error) {
 			return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
 		}
 	}
-	return &Relay{
+	r := &Relay{
 		config: config, log: config.Logger, book: book, uplink: newUplink(config, book), locals: locals, credentials: credentials,
-	}, nil
+	}
+	if err := r.registerLastGood(config.Metrics); err != nil {
+		return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
+	}
+	return r, nil
 }
 
 // Run serves Envoy until the context ends; then it returns nil.
@@ -183,6 +196,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	server := r.server()
+	defer r.runKeeper()()
 
 	var parts sync.WaitGroup
 	parts.Go(func() { r.uplink.run(ctx) })
@@ -259,4 +273,8 @@ func (r *Relay) withCredentials(c health.Condition) health.Condition {
 }
 
 // Status reports on the streams and on each type of resource.
-func (r *Relay) Status() Status { return r.book.status() }
+func (r *Relay) Status() Status {
+	s := r.book.status()
+	s.LastGood = r.lastGoodStatus()
+	return s
+}

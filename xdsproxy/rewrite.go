@@ -94,7 +94,7 @@ func (a *ascent) rewrite(rewrite Rewriter, job rewriteJob) error {
 		a.refuse(job, err)
 		return nil
 	}
-	return a.deliver(a.epoch, job.response, f)
+	return a.deliver(a.epoch, job.response, f, job.frame)
 }
 
 // refuse answers a response in Envoy's place.

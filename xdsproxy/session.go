@@ -40,8 +40,9 @@ type session struct {
 	// trouble grows while control planes answer and end the stream soon.
 	trouble dial.Backoff
 
-	mu    sync.Mutex
-	state *streamState
+	mu      sync.Mutex
+	state   *streamState
+	keeping keeping
 
 	// delivering is held while something is sent to Envoy.
 	delivering sync.Mutex
@@ -57,6 +58,7 @@ func (r *Relay) serve(v variant, stream grpc.ServerStream) error {
 		requests: make(chan *frame), state: newStreamState(v),
 		trouble: dial.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
 	}
+	s.state.keeps = r.keeper != nil
 	if err := r.await(s); err != nil {
 		return status.FromContextError(err).Err()
 	}
@@ -106,6 +108,9 @@ func (s *session) run() error {
 		}
 		began := time.Now()
 		answered, err := s.over(l)
+		if answered {
+			s.keepSeen()
+		}
 		switch {
 		case s.ctx.Err() != nil:
 			l.release(reusable)
@@ -113,10 +118,16 @@ func (s *session) run() error {
 		case err == nil:
 			l.release(reusable)
 			return nil
+		case errors.Is(err, errRenewed):
+			s.keeping.due = true
+			l.release(reusable)
+			calm = nil
+			continue
 		}
 		s.relay.book.streamEnded(l.address, err)
 		if !answered {
 			l.release(refused)
+			s.keeping.due = true
 			calm = nil
 			continue
 		}
@@ -142,7 +153,13 @@ func (s *session) lease(calm <-chan time.Time) (*lease, error) {
 		ready = nil
 	}
 	for {
+		offer, err := s.offer()
+		if err != nil {
+			return nil, err
+		}
 		select {
+		case <-offer:
+			s.keeping.due = true
 		case <-calm:
 			calm, ready = nil, s.relay.uplink.ready
 		case l := <-ready:
@@ -151,8 +168,11 @@ func (s *session) lease(calm <-chan time.Time) (*lease, error) {
 			if !ok {
 				return nil, nil
 			}
-			s.hear(f, false)
+			forward := s.hear(f, false)
 			f.free()
+			if forward != nil { // not readable, and of no use to anybody later
+				forward.free()
+			}
 		case <-s.ctx.Done():
 			return nil, s.ctx.Err()
 		}
@@ -168,13 +188,13 @@ type ascent struct {
 	ctx      context.Context
 	own      outbox
 	rewrites rewrites
-	answered bool
+	answered atomic.Bool
 }
 
 // over relays over one connection until its stream ends. No error means that both sides were done.
 func (s *session) over(l *lease) (answered bool, err error) {
-	ctx, cancel := context.WithCancel(s.ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	defer cancel(nil)
 	upstream, err := s.relay.uplink.open(ctx, l, s.proto)
 	if err != nil {
 		return false, err
@@ -191,9 +211,13 @@ func (s *session) over(l *lease) (answered bool, err error) {
 	beside.Go(a.send)
 	defer beside.Wait()
 	defer a.rewrites.wait()
-	defer cancel()
+	defer cancel(nil)
+	defer s.watch(a, cancel)()
 	err = a.receive()
-	return a.answered, err
+	if context.Cause(ctx) == errRenewed && s.ctx.Err() == nil {
+		err = errRenewed
+	}
+	return a.answered.Load(), err
 }
 
 // begin counts the streams upstream.
@@ -201,6 +225,7 @@ func (s *session) begin() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.epoch++
+	s.state.blank = s.keeping.refetches()
 	return s.state.epoch
 }
 
@@ -275,16 +300,36 @@ func (s *session) isListening() bool {
 func (s *session) hear(f *frame, connected bool) *frame {
 	s.tap(envoySide, planeSide, f)
 	s.mu.Lock()
-	forward, h, err := s.state.hear(f, connected)
+	instead := s.keeping.snapshot != nil
+	forward, h, err := s.state.hear(f, connected && !instead)
+	if err == nil {
+		s.keepHeard(h)
+	}
 	s.mu.Unlock()
 	if err != nil {
 		s.relay.log.Warn("a request of Envoy could not be read; it is passed on as it is", "error", err)
 		return forward
 	}
-	if nack := s.relay.book.request(s.proto, h.request, h.about); nack {
+	if nack := s.relay.book.request(s.proto, h.request, h.about.response); nack {
 		s.relay.log.Warn("Envoy rejected its configuration", "type", h.typeURL, "reason", h.reason)
 	}
+	if instead && (h.first || h.changed) {
+		s.answerLastGood(h)
+		if connected {
+			return s.askAgain(h.typeURL)
+		}
+	}
 	return forward
+}
+
+// askAgain asks the control plane for a type of which Envoy got the last good configuration.
+func (s *session) askAgain(typeURL string) *frame {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t := s.state.types[typeURL]; t != nil {
+		return s.state.ask(t, nil)
+	}
+	return nil
 }
 
 // receive carries responses to Envoy, and to the agent what is for itself.
@@ -301,8 +346,7 @@ func (a *ascent) receive() error {
 		if err != nil {
 			return err
 		}
-		if !a.answered {
-			a.answered = true
+		if !a.answered.Swap(true) {
 			a.relay.book.connected(a.lease.address)
 		}
 		if err := a.take(f); err != nil {
@@ -332,22 +376,28 @@ func (a *ascent) take(f *frame) error {
 		return a.rewrites.put(a, rewrite, r, f)
 	}
 	defer f.free()
-	return a.deliver(a.epoch, r, f)
+	return a.deliver(a.epoch, r, f, f)
 }
 
-// deliver sends a response to Envoy.
-func (s *session) deliver(epoch int, r response, f *frame) error {
+// deliver sends a response to Envoy, and keeps it as it came.
+func (s *session) deliver(epoch int, r response, f, asItCame *frame) error {
 	s.delivering.Lock()
 	defer s.delivering.Unlock()
 	s.mu.Lock()
-	nonce := s.state.sent(r, epoch)
+	stage := s.keepResponse(epoch, r, asItCame)
+	nonce := s.state.sent(r, epoch, stage)
+	upToDate := s.keeping.upToDate
 	s.mu.Unlock()
 	if nonce != r.nonce {
 		f = f.with(responseNonce, nonce)
 		defer f.free()
 		r.nonce = nonce
 	}
-	s.relay.book.response(r, f.data.Len())
+	if epoch == 0 {
+		s.relay.book.servedLastGood(r, upToDate)
+	} else {
+		s.relay.book.response(r, f.data.Len())
+	}
 	s.tap(planeSide, envoySide, f)
 	return s.envoy.SendMsg(f)
 }
@@ -357,4 +407,5 @@ func (s *session) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.release()
+	s.keeping.end()
 }

@@ -23,12 +23,18 @@ type streamState struct {
 	epoch int      // counts the streams upstream; 0 while there was none
 	// listening says that Envoy has asked for listeners.
 	listening bool
+	// continued says that Envoy had configuration already when its stream began. Where all is to be kept, that asks for a
+	// blank opening.
+	continued, keeps bool
+	// blank says that control planes are not to know which versions Envoy has, so that they send everything.
+	blank bool
 }
 
 // typeState is the same for one type.
 type typeState struct {
-	url   string
-	names map[string]struct{}
+	url string
+	// names are asked for; the value says whether there was something about it that Envoy has accepted.
+	names map[string]bool
 	// all says that Envoy asks for everything there is; silently, that it does so by naming nothing.
 	all, silently bool
 	// version is of the response that Envoy accepted last. In the delta protocol held has each resource's.
@@ -37,11 +43,16 @@ type typeState struct {
 	pending []unanswered // the oldest first
 	// raw is Envoy's first request as it came, until something more is known than what it says.
 	raw *frame
+	// responded says that Envoy has accepted some response, and lacking counts the names that nobody has said anything about.
+	responded bool
+	lacking   int
 }
 
 // unanswered is a response that Envoy has and has not answered.
 type unanswered struct {
 	nonce string // as Envoy knows it
+	// stage is the number under which it is being kept, or 0.
+	stage uint64
 	response
 }
 
@@ -64,7 +75,10 @@ type heard struct {
 	verdict verdict
 	first   bool // of its type
 	// about is the response that the verdict is about.
-	about response
+	about unanswered
+	// changed says that Envoy asks for something else than before, and dropped are names that it does not ask for any more.
+	changed bool
+	dropped []string
 }
 
 // hear takes a request of Envoy into account. It gives what is to be sent upstream, of which the caller has a reference,
@@ -76,6 +90,10 @@ func (s *streamState) hear(f *frame, connected bool) (forward *frame, h heard, e
 	if s.node == nil {
 		s.node = h.node
 	}
+	if len(s.types) == 0 {
+		s.continued = len(h.known) > 0 || h.version != ""
+		s.blank = s.blank || s.keeps && s.continued
+	}
 	t, first := s.of(h.typeURL)
 	if t == nil {
 		return f.share(), h, nil
@@ -83,7 +101,7 @@ func (s *streamState) hear(f *frame, connected bool) (forward *frame, h heard, e
 	h.first = first
 	s.listening = s.listening || h.typeURL == listenerType
 	h.verdict, h.about = t.settle(s.proto, h.request)
-	changed := t.subscribe(s.proto, h.request, first)
+	h.changed, h.dropped = t.subscribe(s.proto, h.request, first)
 	t.forgetRaw()
 	if first && h.nonce == "" {
 		t.raw = f.share()
@@ -91,23 +109,25 @@ func (s *streamState) hear(f *frame, connected bool) (forward *frame, h heard, e
 	if !connected {
 		return nil, h, nil
 	}
-	return s.forward(f, t, h.request, changed), h, nil
+	return s.forward(f, t, h), h, nil
 }
 
 // forward is the request as the control plane in force is to get it.
-func (s *streamState) forward(f *frame, t *typeState, r request, changed bool) *frame {
-	epoch, nonce := splitNonce(r.nonce)
+func (s *streamState) forward(f *frame, t *typeState, h heard) *frame {
+	epoch, nonce := splitNonce(h.nonce)
 	switch {
-	case nonce == r.nonce && (nonce == "" || s.epoch == 1):
+	case h.first && s.blank:
+		return s.ask(t, h.node)
+	case nonce == h.nonce && (nonce == "" || s.epoch == 1):
 		return f.share()
 	case epoch == s.epoch:
 		return f.with(requestNonce(s.proto), nonce)
-	case !changed:
+	case !h.changed:
 		return nil
 	case s.proto == sotw:
 		return s.ask(t, nil)
 	}
-	return change(r)
+	return change(h.request)
 }
 
 // of finds or opens the state of a type; nil when there are too many.
@@ -116,14 +136,14 @@ func (s *streamState) of(typeURL string) (t *typeState, first bool) {
 	if t != nil || len(s.types) >= maxTypes {
 		return t, false
 	}
-	t = &typeState{url: typeURL, names: make(map[string]struct{}), held: make(map[string]string)}
+	t = &typeState{url: typeURL, names: make(map[string]bool), held: make(map[string]string)}
 	s.types[typeURL] = t
 	s.order = append(s.order, typeURL)
 	return t, true
 }
 
 // subscribe takes over what Envoy asks for, and tells whether that is something else than before.
-func (t *typeState) subscribe(v variant, r request, first bool) (changed bool) {
+func (t *typeState) subscribe(v variant, r request, first bool) (changed bool, dropped []string) {
 	if v == sotw {
 		if first {
 			t.version = r.version
@@ -139,14 +159,37 @@ func (t *typeState) subscribe(v variant, r request, first bool) (changed bool) {
 		t.all, t.silently = true, !r.asksForAll()
 	}
 	for _, name := range r.subscribe {
-		if name != wildcard {
-			t.names[name] = struct{}{}
+		if _, had := t.names[name]; !had && name != wildcard {
+			_, held := t.held[name]
+			t.add(name, held)
 		}
 	}
 	for _, name := range r.unsubscribe {
 		t.unsubscribe(name)
 	}
-	return len(r.subscribe)+len(r.unsubscribe) > 0
+	return first || len(r.subscribe)+len(r.unsubscribe) > 0, r.unsubscribe
+}
+
+func (t *typeState) add(name string, answered bool) {
+	t.names[name] = answered
+	if !answered {
+		t.lacking++
+	}
+}
+
+func (t *typeState) remove(name string) {
+	if answered, asked := t.names[name]; asked && !answered {
+		t.lacking--
+	}
+	delete(t.names, name)
+}
+
+// told notes that Envoy has accepted something about a name.
+func (t *typeState) told(name string) {
+	if answered, asked := t.names[name]; asked && !answered {
+		t.names[name] = true
+		t.lacking--
+	}
 }
 
 func (t *typeState) unsubscribe(name string) {
@@ -154,33 +197,38 @@ func (t *typeState) unsubscribe(name string) {
 		t.all = false
 		return
 	}
-	delete(t.names, name)
+	t.remove(name)
 	if !t.all {
 		delete(t.held, name)
 	}
 }
 
-func (t *typeState) replaceNames(names []string) (changed bool) {
-	changed = len(names) != len(t.names)
+func (t *typeState) replaceNames(names []string) (changed bool, dropped []string) {
 	next := make(map[string]struct{}, len(names))
 	for _, name := range names {
+		next[name] = struct{}{}
 		if _, had := t.names[name]; !had {
 			changed = true
+			t.add(name, name == wildcard)
 		}
-		next[name] = struct{}{}
 	}
-	t.names = next
-	return changed
+	for name := range t.names {
+		if _, still := next[name]; !still {
+			t.remove(name)
+			dropped = append(dropped, name)
+		}
+	}
+	return changed || len(dropped) > 0, dropped
 }
 
 // settle finds the response that a request answers.
-func (t *typeState) settle(v variant, r request) (verdict, response) {
+func (t *typeState) settle(v variant, r request) (verdict, unanswered) {
 	if r.nonce == "" {
-		return noVerdict, response{}
+		return noVerdict, unanswered{}
 	}
 	i := slices.IndexFunc(t.pending, func(p unanswered) bool { return p.nonce == r.nonce })
 	if i < 0 {
-		return noVerdict, response{}
+		return noVerdict, unanswered{}
 	}
 	p := t.pending[i]
 	from := i
@@ -189,27 +237,40 @@ func (t *typeState) settle(v variant, r request) (verdict, response) {
 	}
 	t.pending = slices.Delete(t.pending, from, i+1)
 	if r.rejected {
-		return rejected, p.response
+		t.reject(v, p.response)
+		return rejected, p
 	}
 	t.accept(v, p.response)
-	return accepted, p.response
+	return accepted, p
 }
 
 func (t *typeState) accept(v variant, r response) {
-	t.version = r.version
-	if v == sotw {
-		return
-	}
+	t.version, t.responded = r.version, true
 	for _, one := range r.resources {
-		t.held[one.name] = one.version
+		t.told(one.name)
+		if v == delta {
+			t.held[one.name] = one.version
+		}
 	}
 	for _, name := range r.removed {
+		t.told(name)
 		delete(t.held, name)
 	}
 }
 
+// reject notes that Envoy may have any version of what was in a response: of clusters and listeners it takes the good ones
+// of a response that has bad ones, too.
+func (t *typeState) reject(v variant, r response) {
+	if v == sotw {
+		return
+	}
+	for _, one := range r.resources {
+		t.held[one.name] = ""
+	}
+}
+
 // sent takes a response into account that is about to go to Envoy, and gives the nonce that Envoy is to get.
-func (s *streamState) sent(r response, epoch int) (nonce string) {
+func (s *streamState) sent(r response, epoch int, stage uint64) (nonce string) {
 	nonce = joinNonce(epoch, r.nonce)
 	t := s.types[r.typeURL]
 	if t == nil {
@@ -219,8 +280,18 @@ func (s *streamState) sent(r response, epoch int) (nonce string) {
 	if len(t.pending) >= maxUnanswered {
 		t.pending = slices.Delete(t.pending, 0, 1)
 	}
-	t.pending = append(t.pending, unanswered{nonce: nonce, response: r})
+	t.pending = append(t.pending, unanswered{nonce: nonce, stage: stage, response: r})
 	return nonce
+}
+
+// isWhole says whether Envoy has everything that it has asked for, as far as there is something.
+func (s *streamState) isWhole() bool {
+	for _, t := range s.types {
+		if !t.responded || t.lacking > 0 || len(t.pending) > 0 {
+			return false
+		}
+	}
+	return s.listening
 }
 
 // opening is what a new stream upstream begins with: all that Envoy has asked for, and what it holds of it. The caller has
@@ -229,7 +300,7 @@ func (s *streamState) opening() []*frame {
 	var frames []*frame
 	for i, typeURL := range s.order {
 		t := s.types[typeURL]
-		if t.raw != nil {
+		if t.raw != nil && !s.blank {
 			frames = append(frames, t.raw.share())
 			continue
 		}

@@ -18,6 +18,8 @@ type Status struct {
 	EnvoyConnected bool `json:"envoyConnected"`
 	// Protocol is what Envoy's last stream spoke: "delta" or "sotw".
 	Protocol string `json:"protocol,omitempty"`
+	// LastGood tells how old Envoy's configuration is where that is not the control plane's of now.
+	LastGood *LastGoodStatus `json:"lastGood,omitempty"`
 	// Types are ordered by type URL.
 	Types []TypeStatus `json:"types,omitempty"`
 }

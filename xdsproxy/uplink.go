@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -22,6 +23,8 @@ type uplink struct {
 	book   *ledger
 	// ready hands over the connection; whoever takes it gives it back through lease.release.
 	ready chan *lease
+	// down says that the newest attempt to connect failed.
+	down atomic.Bool
 	// lost is the target that was tried or used last without success.
 	lost target
 	// silence grows while nobody answers, refusals while somebody answers and refuses.
@@ -63,6 +66,7 @@ func newUplink(config Config, book *ledger) *uplink {
 func (u *uplink) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := u.connectAny(ctx)
+		u.down.Store(err != nil)
 		if err != nil {
 			sleep(ctx, u.silence.Next())
 			continue

@@ -1,0 +1,159 @@
+package xdsproxy
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+)
+
+const (
+	// maxKeeping bounds what waits to be written, and keepPatience how long room for more is waited for: a disk that has
+	// come to a stand must not stop Envoy's configuration for long.
+	maxKeeping   = 64
+	keepPatience = 5 * time.Second
+	// retryKeeping is how long after a failure everything is asked for anew, to be kept; it doubles up to maxRetryKeeping.
+	retryKeeping, maxRetryKeeping = time.Minute, time.Hour
+	// keptScratch bounds the buffer that is kept from resource to resource.
+	keptScratch = 1 << 20
+)
+
+// keeper writes what Envoy accepts, beside the streams. A nil keeper keeps nothing.
+type keeper struct {
+	store *lastgood.Store
+	log   *slog.Logger
+	todo  chan func()
+	stage atomic.Uint64
+	// scratch is where resources are put together. Only the writer uses it.
+	scratch []byte
+
+	mu     sync.Mutex
+	failed func() // what to do when keeping has failed
+	behind bool   // something was not written because of the disk's slowness
+}
+
+func newKeeper(store *lastgood.Store, log *slog.Logger) *keeper {
+	if store == nil {
+		return nil
+	}
+	return &keeper{store: store, log: log, todo: make(chan func(), maxKeeping)}
+}
+
+// run writes until the context ends, and then what is still waiting.
+func (k *keeper) run(ctx context.Context) {
+	for {
+		select {
+		case do := <-k.todo:
+			k.write(do)
+		case <-ctx.Done():
+			for {
+				select {
+				case do := <-k.todo:
+					k.write(do)
+				default:
+					k.store.Flush()
+					return
+				}
+			}
+		}
+	}
+}
+
+func (k *keeper) write(do func()) {
+	before := k.store.Status().Failures
+	do()
+	if len(k.todo) == 0 {
+		k.store.Flush()
+	}
+	if k.store.Status().Failures != before {
+		k.fail()
+	}
+}
+
+// fail tells the session in force that what it has cannot be kept.
+func (k *keeper) fail() {
+	k.mu.Lock()
+	failed := k.failed
+	k.failed = nil
+	k.mu.Unlock()
+	if failed != nil {
+		failed()
+	}
+}
+
+// put queues something to do, unless too much has been waiting for long.
+func (k *keeper) put(do func()) bool {
+	select {
+	case k.todo <- do:
+		return true
+	default:
+	}
+	timer := time.NewTimer(keepPatience)
+	defer timer.Stop()
+	select {
+	case k.todo <- do:
+		return true
+	case <-timer.C:
+	}
+	k.mu.Lock()
+	first := !k.behind
+	k.behind = true
+	k.mu.Unlock()
+	if first {
+		k.log.Warn("the disk is too slow to keep the last good configuration; Envoy gets its configuration as before")
+	}
+	return false
+}
+
+// identify is who a node is; ok is false for a client whose configuration is not kept.
+func identify(v variant, node []byte) (id lastgood.Identity, ok bool) {
+	var n corev3.Node
+	if err := proto.Unmarshal(node, &n); err != nil || n.Id == "" {
+		return id, false
+	}
+	// Clients that are no Envoy may run beside one, with its node.
+	if agent := n.UserAgentName; agent != "" && agent != "envoy" {
+		return id, false
+	}
+	return lastgood.Identity{Node: n.Id, Cluster: n.Cluster, Protocol: v.String()}, true
+}
+
+// writeResponse writes what Envoy is sent.
+func (k *keeper) writeResponse(v variant, stage uint64, r response, f *frame) {
+	i := 0
+	err := walk(f.data, func(number protowire.Number, c *cursor, length int) error {
+		if number != 2 {
+			return c.skip(length)
+		}
+		content, err := c.into(k.scratch[:0], length)
+		if err != nil {
+			return err
+		}
+		k.scratch = content
+		if one := r.resources[i]; one.name != "" {
+			k.store.Resource(stage, r.typeURL, one.name, one.version, content)
+		}
+		i++
+		return nil
+	})
+	if err != nil {
+		k.log.Warn("a response could not be kept", "type", r.typeURL, "error", err)
+	}
+	if cap(k.scratch) > keptScratch {
+		k.scratch = nil
+	}
+	for _, name := range r.removed {
+		k.store.Removed(stage, r.typeURL, name)
+	}
+	k.store.Response(stage, r.typeURL, r.version, v == sotw && isWhole(r.typeURL))
+}
+
+// isWhole says whether a SotW response of a type has all there is. Of the other types, a server may send what changed.
+func isWhole(typeURL string) bool { return typeURL == clusterType || typeURL == listenerType }

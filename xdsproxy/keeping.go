@@ -1,0 +1,227 @@
+package xdsproxy
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+)
+
+const (
+	// markDelay is how long changes are waited for that belong to the one that came; a state that never becomes whole is as
+	// whole as it gets after maxMarkDelays of them.
+	markDelay     = 200 * time.Millisecond
+	maxMarkDelays = 25
+)
+
+// errRenewed ends a stream upstream that is to be followed by another at once.
+var errRenewed = errors.New("the stream is begun anew")
+
+// keeping is what a session has to do with the last good configuration. The session's lock guards it, but for due and
+// timer, which are of the session's main loop.
+type keeping struct {
+	id    lastgood.Identity
+	known bool // who Envoy is, and that what it has is to be kept
+	// continued says that Envoy had configuration already when its stream began.
+	continued bool
+	// delivered says that a control plane has sent something.
+	delivered bool
+
+	// due says that Envoy is to get the last good configuration, and offered that it was looked for.
+	due, offered bool
+	timer        <-chan time.Time
+	// served says that Envoy got it. It is open until a control plane has answered.
+	served   bool
+	snapshot *lastgood.Snapshot
+	upToDate time.Time
+
+	// begun says that what Envoy accepts is written, and lost that it no longer is. Then refetch is set after a while: all is
+	// to be asked for anew.
+	begun, lost, refetch bool
+	renew                context.CancelCauseFunc // of the stream upstream; nil for none
+	mark, retry          *time.Timer
+	markDelays           int
+	retryAfter           time.Duration
+}
+
+// refetches says whether control planes are to send everything.
+func (k *keeping) refetches() bool { return k.refetch || k.continued && !k.begun }
+
+// end frees what is held; the caller holds the lock.
+func (k *keeping) end() {
+	for _, t := range []*time.Timer{k.mark, k.retry} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+	k.begun, k.lost, k.retry = false, true, nil
+	k.closeSnapshot()
+}
+
+func (k *keeping) closeSnapshot() {
+	if k.snapshot != nil {
+		_ = k.snapshot.Close()
+		k.snapshot = nil
+	}
+}
+
+// keepResponse queues a response to be kept, and gives the number under which it is; the caller holds the lock.
+func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
+	k := &s.keeping
+	if epoch == 0 {
+		return 0
+	}
+	k.delivered = true
+	k.closeSnapshot()
+	if s.relay.keeper == nil || !k.known || k.lost || s.state.types[r.typeURL] == nil {
+		return 0
+	}
+	if !k.begun {
+		s.beginKeeping()
+	}
+	keeper := s.relay.keeper
+	stage = keeper.stage.Add(1)
+	shared := f.share()
+	ok := s.keep(func() {
+		defer shared.free()
+		keeper.writeResponse(s.proto, stage, r, shared)
+	})
+	if !ok {
+		shared.free()
+		return 0
+	}
+	return stage
+}
+
+// beginKeeping begins to write: after what is there, if that is what Envoy has, or else anew.
+func (s *session) beginKeeping() {
+	k, keeper := &s.keeping, s.relay.keeper
+	anew := !k.served || k.refetch
+	k.begun, k.refetch = true, false
+	keeper.mu.Lock()
+	keeper.failed, keeper.behind = s.keepFailed, false
+	keeper.mu.Unlock()
+	id := k.id
+	s.keep(func() { keeper.store.Begin(id, anew) })
+}
+
+// keep queues something to write; the caller holds the lock.
+func (s *session) keep(do func()) bool {
+	k := &s.keeping
+	if !k.begun || k.lost {
+		return false
+	}
+	if !s.relay.keeper.put(do) {
+		s.loseKeeping()
+		return false
+	}
+	return true
+}
+
+// keepFailed is called when what is queued could not be written.
+func (s *session) keepFailed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keeping.begun && !s.keeping.lost {
+		s.loseKeeping()
+	}
+}
+
+// loseKeeping stops writing, and sees to it that it begins again; the caller holds the lock.
+func (s *session) loseKeeping() {
+	k := &s.keeping
+	k.lost = true
+	k.retryAfter = min(max(2*k.retryAfter, s.relay.config.LastGood.retry), maxRetryKeeping)
+	k.retry = time.AfterFunc(k.retryAfter, s.renewKeeping)
+}
+
+// renewKeeping asks the control plane for everything again, since what was not kept can be had from nowhere else.
+func (s *session) renewKeeping() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := &s.keeping
+	if k.retry == nil {
+		return
+	}
+	k.begun, k.lost, k.refetch = false, false, true
+	if k.renew != nil {
+		k.renew(errRenewed)
+	}
+}
+
+// keepHeard keeps what follows from a request; the caller holds the lock.
+func (s *session) keepHeard(h heard) {
+	k := &s.keeping
+	if s.relay.keeper == nil {
+		return
+	}
+	if !k.known && s.state.node != nil && h.first {
+		k.id, k.known = identify(s.proto, s.state.node)
+		k.continued = s.state.continued
+	}
+	if !k.begun || k.lost {
+		return
+	}
+	store := s.relay.keeper.store
+	if stage := h.about.stage; stage != 0 {
+		bad, some := rejectedNames(s.proto, h)
+		s.keep(func() {
+			if h.verdict == accepted || some {
+				store.Accepted(stage, bad...)
+			} else {
+				store.Rejected(stage)
+			}
+		})
+	}
+	for _, name := range h.dropped {
+		s.keep(func() { store.Dropped(h.typeURL, name) })
+	}
+	if h.about.stage != 0 || len(h.dropped) > 0 {
+		s.touched()
+	}
+}
+
+// rejectedNames are the resources that Envoy rejected of a response of which it accepted some. It does so with clusters and
+// listeners, and names in its message those that it rejected.
+func rejectedNames(v variant, h heard) (bad []string, some bool) {
+	if h.verdict != rejected || v != delta || !isWhole(h.typeURL) || len(h.reason) >= maxString || strings.HasSuffix(h.reason, "(truncated)") {
+		return nil, false
+	}
+	for _, one := range h.about.resources {
+		if strings.Contains(h.reason, one.name) {
+			bad = append(bad, one.name)
+		}
+	}
+	return bad, len(bad) > 0 && len(bad) < len(h.about.resources)
+}
+
+// touched sees to it that the log is marked soon; the caller holds the lock.
+func (s *session) touched() {
+	if k := &s.keeping; k.mark == nil {
+		k.mark = time.AfterFunc(markDelay, s.markWhole)
+	}
+}
+
+// markWhole marks the log when Envoy has everything that it asked for.
+func (s *session) markWhole() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := &s.keeping
+	if k.markDelays++; s.state.isWhole() || k.markDelays > maxMarkDelays || k.lost {
+		k.mark, k.markDelays = nil, 0
+		s.keep(s.relay.keeper.store.Mark)
+		return
+	}
+	k.mark.Reset(markDelay)
+}
+
+// keepSeen notes until when what Envoy has was up to date.
+func (s *session) keepSeen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keeping.begun {
+		s.keep(s.relay.keeper.store.Seen)
+	}
+}

@@ -1,0 +1,140 @@
+package xdsproxy
+
+import (
+	"cmp"
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+)
+
+// LastGood says where the last good configuration is kept. The zero value keeps none.
+type LastGood struct {
+	// Dir is a directory for it alone.
+	Dir string
+	// MaxBytes bounds its size; zero is lastgood.DefaultMaxBytes.
+	MaxBytes int64
+	// Wait is how long an Envoy that starts waits for a connection to a control plane before it gets the last good
+	// configuration, unless connecting is known to fail; zero is 500 ms. Silence is how long it waits for the first answer on
+	// a connection; zero is 3 s.
+	Wait, Silence time.Duration
+
+	retry time.Duration
+}
+
+func (c *LastGood) setDefaults() {
+	orDefault(&c.Wait, 500*time.Millisecond)
+	orDefault(&c.Silence, 3*time.Second)
+	c.retry = cmp.Or(c.retry, retryKeeping)
+}
+
+// LastGoodStatus is what is known of the last good configuration.
+type LastGoodStatus struct {
+	// Served says that Envoy got its configuration from there, and no control plane has answered since.
+	Served bool `json:"served"`
+	// UpToDate is until when what Envoy has was known to be what the control plane has; zero while it is so.
+	UpToDate time.Time `json:"upToDate,omitzero"`
+	// Kept tells of the file; nil where nothing is kept.
+	Kept *lastgood.Status `json:"kept,omitempty"`
+}
+
+// openLastGood takes the directory. What cannot be kept is no reason not to serve.
+func (r *Relay) openLastGood() {
+	c := r.config.LastGood
+	if c.Dir == "" {
+		return
+	}
+	store, err := lastgood.Open(lastgood.Config{Dir: c.Dir, MaxBytes: c.MaxBytes, Logger: r.log, Now: r.config.Now})
+	if err != nil {
+		r.log.Warn("the last good configuration is not kept; Envoy will not start without a control plane",
+			"directory", c.Dir, "error", err, "remedy", "make the directory writable, or name another")
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keeper = newKeeper(store, r.log)
+}
+
+// runKeeper writes until stop is called.
+func (r *Relay) runKeeper() (stop func()) {
+	r.openLastGood()
+	if r.keeper == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var writing sync.WaitGroup
+	writing.Go(func() { r.keeper.run(ctx) })
+	return func() {
+		cancel()
+		writing.Wait()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.keeper.store.Close()
+		r.keeper = nil
+	}
+}
+
+func (r *Relay) nextNonce() string { return strconv.FormatUint(r.nonces.Add(1), 10) }
+
+func (r *Relay) lastGoodStatus() *LastGoodStatus {
+	r.mu.Lock()
+	k := r.keeper
+	r.mu.Unlock()
+	st := r.book.age()
+	if k != nil {
+		kept := k.store.Status()
+		st.Kept = &kept
+	}
+	return &st
+}
+
+func (l *ledger) age() LastGoodStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isConnected {
+		return LastGoodStatus{}
+	}
+	return LastGoodStatus{Served: l.lastGood, UpToDate: l.current}
+}
+
+// registerLastGood registers what is measured of the last good configuration.
+func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
+	if registerer == nil {
+		return nil
+	}
+	kept := func() lastgood.Status {
+		if st := r.lastGoodStatus(); st.Kept != nil {
+			return *st.Kept
+		}
+		return lastgood.Status{}
+	}
+	for _, c := range []prometheus.Collector{
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "pilotfish_xds_configuration_age_seconds",
+			Help: "How long ago Envoy's configuration was last known to be the control plane's: 0 while it is connected.",
+		}, func() float64 {
+			if since := r.lastGoodStatus().UpToDate; !since.IsZero() {
+				return r.config.Now().Sub(since).Seconds()
+			}
+			return 0
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "pilotfish_xds_last_good_bytes", Help: "Size of the file that the last good configuration is kept in.",
+		}, func() float64 { return float64(kept().Bytes) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "pilotfish_xds_last_good_failures_total", Help: "Times that the last good configuration could not be kept.",
+		}, func() float64 { return float64(kept().Failures) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "pilotfish_xds_last_good_served_total", Help: "Times that an Envoy got the last good configuration, since no control plane answered.",
+		}, func() float64 { return float64(r.served.Load()) }),
+	} {
+		if err := registerer.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}

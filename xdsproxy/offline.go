@@ -1,0 +1,230 @@
+package xdsproxy
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/mem"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+)
+
+// maxAnswer is how much of the last good configuration goes into one response, where the protocol leaves the choice.
+const maxAnswer = 1 << 20
+
+// offer serves Envoy with the last good configuration if it is time for that. Otherwise it tells when it may be.
+func (s *session) offer() (<-chan time.Time, error) {
+	s.mu.Lock()
+	k := &s.keeping
+	wanted := s.relay.keeper != nil && k.known && !k.continued && !k.offered && !k.delivered
+	id := k.id
+	s.mu.Unlock()
+	switch {
+	case !wanted:
+		return nil, nil
+	case !k.due && !s.relay.uplink.down.Load():
+		if k.timer == nil {
+			k.timer = time.After(s.relay.config.LastGood.Wait)
+		}
+		return k.timer, nil
+	}
+	snapshot := s.relay.loadLastGood(s.ctx, id)
+	s.mu.Lock()
+	k.offered = true
+	if snapshot == nil {
+		s.mu.Unlock()
+		return nil, nil
+	}
+	k.served, k.snapshot, k.upToDate = true, snapshot, snapshot.UpToDate
+	order := append([]string(nil), s.state.order...)
+	s.mu.Unlock()
+	for _, typeURL := range order {
+		if err := s.answer(typeURL, nil); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// loadLastGood reads what is kept, if it is of any use.
+func (r *Relay) loadLastGood(ctx context.Context, id lastgood.Identity) *lastgood.Snapshot {
+	written := make(chan struct{})
+	if r.keeper.put(func() { close(written) }) { // after all that an Envoy before this one accepted
+		select {
+		case <-written:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	snapshot, err := r.keeper.store.Load(id)
+	if err != nil {
+		r.log.Warn("the last good configuration is of no use; Envoy waits for a control plane",
+			"file", r.keeper.store.Status().File, "error", err)
+		return nil
+	}
+	if snapshot == nil {
+		return nil
+	}
+	resources, size := snapshot.Size()
+	if resources == 0 {
+		_ = snapshot.Close()
+		return nil
+	}
+	r.log.Info("Envoy gets the last good configuration, since no control plane answers",
+		"upToDate", snapshot.UpToDate, "resources", resources, "bytes", size)
+	r.served.Add(1)
+	return snapshot
+}
+
+// answerLastGood answers a request from the last good configuration, for as long as no control plane has.
+func (s *session) answerLastGood(h heard) {
+	names := h.subscribe
+	if h.first || s.proto == sotw {
+		names = nil
+	}
+	if err := s.answer(h.typeURL, names); err != nil {
+		s.cancel(fmt.Errorf("sending to Envoy: %w", err))
+	}
+}
+
+// answer sends Envoy what there is of a type: of these names, or of all that it asks for.
+func (s *session) answer(typeURL string, names []string) error {
+	for first := true; first || len(names) > 0; first = false {
+		var r composed
+		if r, names = s.compose(typeURL, names); r.frame == nil {
+			return nil
+		}
+		if err := s.deliverAgain(r.response, r.frame); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deliverAgain delivers a response of the last good configuration, rewritten where that is to be.
+func (s *session) deliverAgain(r response, f *frame) error {
+	rewrite, ok := s.relay.config.Rewrite[r.typeURL]
+	if !ok {
+		return s.deliver(0, r, f, nil)
+	}
+	s.relay.streams.Go(func() {
+		changed, err := rewritten(s.ctx, s.proto, rewrite, rewriteJob{r, f})
+		if err == nil {
+			err = s.deliver(0, r, changed, nil)
+		}
+		if err != nil && s.ctx.Err() == nil {
+			s.relay.log.Warn("a part of the last good configuration was left out", "type", r.typeURL, "reason", err)
+		}
+	})
+	return nil
+}
+
+// composed is a response that the relay has made.
+type composed struct {
+	response
+	frame *frame
+	body  []byte
+}
+
+// compose makes one response of the last good configuration, and gives the names that are left for the next. There is none
+// when nothing is known of the type, or when a control plane has answered meanwhile.
+func (s *session) compose(typeURL string, names []string) (c composed, rest []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	snapshot, t := s.keeping.snapshot, s.state.types[typeURL]
+	if snapshot == nil || t == nil {
+		return c, nil
+	}
+	version, ok := snapshot.Version(typeURL)
+	if !ok && isWhole(typeURL) {
+		return c, nil
+	}
+	if names == nil {
+		names = t.wanted(s.proto, snapshot)
+	}
+	isOne := s.proto == sotw && isWhole(typeURL)
+	for len(names) > 0 && (isOne || len(c.body) < maxAnswer) {
+		if err := c.add(s.proto, snapshot, typeURL, names[0]); err != nil {
+			s.relay.log.Warn("a part of the last good configuration was left out", "type", typeURL, "name", names[0], "reason", err)
+		}
+		names = names[1:]
+	}
+	c.finish(typeURL, version, s.relay.nextNonce())
+	return c, names
+}
+
+// add puts one resource, or that there is none, into the response.
+func (c *composed) add(v variant, snapshot *lastgood.Snapshot, typeURL, name string) error {
+	version, content, ok, err := snapshot.Resource(typeURL, name)
+	switch {
+	case err != nil:
+		return err
+	case ok:
+		c.body = appendBytes(c.body, 2, content)
+		c.resources = append(c.resources, resource{name: name, version: version})
+	case v == delta && name != wildcard:
+		c.body = appendText(c.body, responseRemoved, name)
+		c.removed = append(c.removed, name)
+	}
+	return nil
+}
+
+func (c *composed) finish(typeURL, version, nonce string) {
+	c.typeURL, c.version, c.nonce = typeURL, version, nonce
+	tail := appendText(nil, responseVersion, version)
+	tail = appendText(appendText(tail, responseType, typeURL), responseNonce, joinNonce(0, nonce))
+	c.frame = &frame{data: mem.BufferSlice{mem.SliceBuffer(c.body), mem.SliceBuffer(tail)}}
+}
+
+// wanted are the names of a type that Envoy asks for, those that stand for all of them written out.
+func (t *typeState) wanted(v variant, snapshot *lastgood.Snapshot) []string {
+	_, starred := t.names[wildcard]
+	all := t.all || v == sotw && (starred || len(t.names) == 0 && isWhole(t.url))
+	names := sorted(t.names)
+	if all {
+		for _, name := range snapshot.Names(t.url) {
+			if _, asked := t.names[name]; !asked {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// watch ends a stream upstream on which nothing comes, when Envoy has nothing yet and the last good configuration would
+// help. It also lets others end it. What it returns ends the watch.
+func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keeping.renew = renew
+	timer := time.AfterFunc(s.relay.config.LastGood.Silence, func() {
+		s.mu.Lock()
+		k := &s.keeping
+		wanted := s.relay.keeper != nil && k.known && !k.continued && !k.offered && !k.delivered && !a.answered.Load()
+		s.mu.Unlock()
+		if wanted {
+			renew(errRenewed)
+		}
+	})
+	return func() {
+		timer.Stop()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.keeping.renew = nil
+	}
+}
+
+// servedLastGood books a response of the last good configuration.
+func (l *ledger) servedLastGood(r response, upToDate time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(r.typeURL)
+	a.LastResources = len(r.resources)
+	if len(a.pending) == maxPending {
+		a.pending = a.pending[1:]
+	}
+	a.pending = append(a.pending, sent{nonce: r.nonce, version: r.version})
+	l.bookOf(l.process).answered = true
+	l.current, l.lastGood = upToDate, true
+}
