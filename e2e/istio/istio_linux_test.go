@@ -1,8 +1,11 @@
 package istio
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -205,4 +208,22 @@ func TestTokenThatTheClusterDoesNotKnowIsSaid(t *testing.T) {
 	})
 	web.write(t, tokenPath, tokenOf("web")) // as a kubelet replaces it
 	web.waitReady(t, n)
+}
+
+// TestNamesOfAnIstioMeshResolve: the name table that istiod sends is the agent's.
+func TestNamesOfAnIstioMeshResolve(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, strict, "ISTIO_META_DNS_CAPTURE=true")
+	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return m.web.dial(ctx, "udp", "127.0.0.1:15053")
+	}}
+	for _, name := range []string{"reviews.books.svc.cluster.local.", "reviews.books.svc.", "reviews.books.", "reviews."} {
+		testenv.Eventually(t, name+" resolves", func() error {
+			addresses, err := resolver.LookupHost(t.Context(), name)
+			if err == nil && !slices.Equal(addresses, []string{reviewsService}) {
+				err = fmt.Errorf("to %v", addresses)
+			}
+			return err
+		})
+	}
 }

@@ -58,6 +58,7 @@ current-context: test
 `, n.address))
 	i.write(t, "mesh.yaml", fmt.Sprintf("configSources: [{address: \"fs://%s/policies\"}]\naccessLogFile: /dev/stdout\n", i.dir))
 	i.write(t, "policies/all.yaml", policies)
+	i.layOutInjector(t)
 	i.start(t)
 	return i
 }
@@ -77,7 +78,7 @@ func (i *istiod) write(t testing.TB, name, text string) {
 func (i *istiod) start(t testing.TB) {
 	t.Helper()
 	i.cmd = exec.Command(istiodBinary(t), "discovery", "--meshConfig", "mesh.yaml", "--kubeconfig", "kubeconfig",
-		"--ctrlz_port", "0", "--log_output_level", "default:error,ads:info,delta:info")
+		"--httpsAddr", "", "--ctrlz_port", "0", "--log_output_level", "default:error,ads:info,delta:info")
 	i.cmd.Dir = i.dir
 	i.cmd.Env = append(stockEnvoy, "POD_NAME=istiod", "POD_NAMESPACE=istio-system", "HOME="+i.dir, "PATH="+os.Getenv("PATH"),
 		"ISTIO_KUBE_CLIENT_CONTENT_TYPE=json", "ENABLE_LEADER_ELECTION=false", "PILOT_ENABLE_GATEWAY_API=false")

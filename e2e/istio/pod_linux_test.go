@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -25,12 +27,16 @@ const (
 // and a directory with what the kubelet mounts.
 type pod struct {
 	*namespace
+	node    *node
 	name    string
 	address netip.Addr
 	dir     string
-	output  *testenv.Buffer
-	cmd     *exec.Cmd
-	ended   <-chan struct{}
+	// as is the pod as Istio's injector has changed it, and proxy the container that it has put in.
+	as     *injected
+	proxy  container
+	output *testenv.Buffer
+	cmd    *exec.Cmd
+	ended  <-chan struct{}
 }
 
 const books = "books" // the namespace of all pods
@@ -40,13 +46,21 @@ func (p *pod) account() string { return p.name }
 
 func newPod(t testing.TB, i *istiod, name, address string) *pod {
 	t.Helper()
-	p := &pod{name: name, address: netip.MustParseAddr(address), dir: t.TempDir()}
+	p := &pod{node: i.node, name: name, address: netip.MustParseAddr(address), dir: t.TempDir()}
 	p.namespace = i.node.sandbox(t, p.address)
 	p.redirect(t)
 	p.write(t, tokenPath, tokenOf(name))
 	p.write(t, rootsPath, i.roots(t, books))
-	p.write(t, "etc/istio/pod/labels", fmt.Sprintf("app=%q\nservice.istio.io/canonical-name=%q\n", name, name))
-	p.write(t, "etc/istio/pod/annotations", "")
+	p.as = i.inject(t, object{
+		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name, "namespace": books, "labels": object{"app": name}},
+		"spec": object{"serviceAccountName": name, "containers": []object{{"name": name, "image": "shop/" + name,
+			"ports":          []object{{"containerPort": 9080}},
+			"readinessProbe": object{"httpGet": object{"path": "/ready", "port": 9080}},
+		}}},
+	})
+	p.proxy = p.as.container(t, "istio-proxy")
+	p.write(t, "etc/istio/pod/labels", downward(p.as.Metadata.Labels))
+	p.write(t, "etc/istio/pod/annotations", downward(p.as.Metadata.Annotations))
 	p.write(t, "hosts", fmt.Sprintf("127.0.0.1 localhost\n%s istiod.istio-system.svc\n", i.node.address))
 	return p
 }
@@ -59,31 +73,32 @@ func (p *pod) write(t testing.TB, name, text string) {
 	}
 }
 
-// environment is what Istio's injector gives the container of the proxy, and where this machine's Envoy is.
-func (p *pod) environment(t testing.TB) []string {
-	return []string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "ENVOY_PATH=" + testenv.Envoy(t),
-		"PILOT_CERT_PROVIDER=istiod", "CA_ADDR=istiod.istio-system.svc:15012",
-		"POD_NAME=" + p.name, "POD_NAMESPACE=" + books, "INSTANCE_IP=" + p.address.String(), "SERVICE_ACCOUNT=" + p.account(),
-		"HOST_IP=10.157.0.1", "ISTIO_CPU_LIMIT=1", "PROXY_CONFIG={}\n", "ISTIO_META_POD_PORTS=[\n    {\"containerPort\":9080}\n]",
-		"ISTIO_META_APP_CONTAINERS=" + p.name, "GOMAXPROCS=1", "ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_NODE_NAME=node-1",
-		"ISTIO_META_INTERCEPTION_MODE=REDIRECT", "ISTIO_META_WORKLOAD_NAME=" + p.name,
-		"ISTIO_META_OWNER=kubernetes://apis/apps/v1/namespaces/books/deployments/" + p.name,
-		"ISTIO_META_MESH_ID=cluster.local", "TRUST_DOMAIN=cluster.local",
-	}
-}
-
 // inItsMounts runs a program with the pod's own /etc/hosts and no other resolver.
 const inItsMounts = `mount --bind hosts /etc/hosts && mount --bind /dev/null /etc/resolv.conf && exec "$@"`
 
-// start starts the agent with the arguments of Istio's injector.
+// downward writes a map as the downward API does.
+func downward(m map[string]string) (text string) {
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		text += fmt.Sprintf("%s=%q\n", name, m[name])
+	}
+	return text
+}
+
+// command is one of the agent's in the injected container, with this machine's Envoy and with more in its environment.
+func (p *pod) command(t testing.TB, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("unshare", append([]string{"--mount", "sh", "-c", inItsMounts, "sh", testenv.Bin(t, "pilotfish-agent")}, args...)...)
+	cmd.Dir = p.dir
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "ENVOY_PATH=" + testenv.Envoy(t)}, p.environment(t, p.proxy)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: proxyGroup}}
+	return cmd
+}
+
+// start starts the injected container, with more in its environment.
 func (p *pod) start(t testing.TB, extra ...string) *pod {
 	t.Helper()
-	p.cmd = exec.Command("unshare", "--mount", "sh", "-c", inItsMounts, "sh",
-		testenv.Bin(t, "pilotfish-agent"), "proxy", "sidecar", "--domain", books+".svc.cluster.local",
-		"--proxyLogLevel=warning", "--proxyComponentLogLevel=misc:error", "--log_output_level=default:info")
-	p.cmd.Dir, p.cmd.Env = p.dir, append(p.environment(t), extra...)
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: proxyGroup}}
+	p.cmd = p.command(t, arguments(p.proxy, p.environment(t, p.proxy))...)
+	p.cmd.Env = append(p.cmd.Env, extra...)
 	p.output, p.ended = p.namespace.start(t, p.cmd)
 	return p
 }
