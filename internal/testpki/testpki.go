@@ -17,6 +17,9 @@ import (
 	"time"
 )
 
+// lifetime is that of an authority's own certificate.
+const lifetime = 7 * 24 * time.Hour
+
 // Authority signs certificates.
 type Authority struct {
 	Cert *x509.Certificate
@@ -29,7 +32,7 @@ func New(t testing.TB, name string) *Authority {
 	key := newKey(t)
 	template := &x509.Certificate{
 		SerialNumber: serial(t), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(lifetime),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	return &Authority{Cert: sign(t, template, template, key.Public(), key), Key: key}
@@ -41,7 +44,7 @@ func (a *Authority) Intermediate(t testing.TB, name string) *Authority {
 	key := newKey(t)
 	template := &x509.Certificate{
 		SerialNumber: serial(t), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(lifetime),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	return &Authority{Cert: a.Sign(t, template, key.Public()), Key: key}
