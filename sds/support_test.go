@@ -221,6 +221,13 @@ func write(t *testing.T, file string, content []byte) {
 	}
 }
 
+func mkdir(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func mustParse(t *testing.T, id string) *url.URL {
 	t.Helper()
 	u, err := url.Parse(id)

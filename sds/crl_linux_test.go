@@ -1,0 +1,119 @@
+package sds
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+)
+
+// revoke makes a list, in PEM, of the certificates that the authority has taken back.
+func revoke(t testing.TB, a *testpki.Authority, serials ...*big.Int) []byte {
+	t.Helper()
+
+	list := &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour)}
+	for _, serial := range serials {
+		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: serial, RevocationTime: time.Now().Add(-time.Minute)})
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, list, a.Cert, a.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
+}
+
+func TestEnvoyRefusesWhatIsRevoked(t *testing.T) {
+	dir := t.TempDir()
+	crl := filepath.Join(dir, "crl", "ca-crl.pem")
+	root := testpki.New(t, "root")
+	server := startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, root)), CRLFile: crl})
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
+	t.Cleanup(backend.Close)
+	port := freePort(t)
+	envoytest.Start(t, testenv.Envoy(t), dir, fmt.Sprintf(envoyBootstrap, port, "GRPC", backend.Listener.Addr().(*net.TCPAddr).Port))
+	client := func() tls.Certificate {
+		pair, err := tls.X509KeyPair(root.Workload(t, "spiffe://cluster.local/ns/default/sa/productpage"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair
+	}
+	good, bad := client(), client()
+	testenv.Eventually(t, "Envoy lets both in", func() error { return errors.Join(visitWith(port, good), visitWith(port, bad)) })
+
+	mkdir(t, filepath.Dir(crl))
+	write(t, crl, revoke(t, root, bad.Leaf.SerialNumber))
+	testenv.Eventually(t, "the revoked certificate is refused", func() error {
+		if visitWith(port, bad) == nil {
+			return errors.New("let in")
+		}
+		return nil
+	})
+	if err := visitWith(port, good); err != nil {
+		t.Errorf("the other one: %v", err)
+	}
+	write(t, crl, []byte("half a li"))
+	testenv.Eventually(t, "the broken file is reported", func() error {
+		if ok, reason := server.Health(); !ok || !strings.Contains(reason, crl) {
+			return errors.New(reason)
+		}
+		return nil
+	})
+	if visitWith(port, bad) == nil || visitWith(port, good) != nil {
+		t.Error("a broken file has changed something")
+	}
+	write(t, crl, revoke(t, root))
+	testenv.Eventually(t, "what is not revoked any more is let in", func() error { return visitWith(port, bad) })
+}
+
+// Envoy with a list refuses certificates of every authority that the list is not of.
+func TestRevocationListGoesOnlyWithItsAuthority(t *testing.T) {
+	dir := t.TempDir()
+	own, public := testpki.New(t, "own"), testpki.New(t, "public")
+	write(t, dir+"/crl", revoke(t, own))
+	write(t, dir+"/own", own.PEM())
+	write(t, dir+"/public", public.PEM())
+	server := startServer(t, Config{Source: newFixed(material(t, own)), CRLFile: dir + "/crl"})
+	stream := sotwStream(t, server)
+	stream.ask("", RootName, "file-root:"+dir+"/own", "file-root:"+dir+"/public", "file-root:system")
+	got := map[string]bool{}
+	for _, body := range stream.next().Resources {
+		s := decode(t, body)
+		got[filepath.Base(s.Name)] = s.GetValidationContext().GetCrl() != nil
+	}
+	for name, want := range map[string]bool{RootName: true, "own": true, "public": false, "file-root:system": false} {
+		if has, there := got[name]; !there || has != want {
+			t.Errorf("%s: there %v, list %v, want %v", name, there, has, want)
+		}
+	}
+}
+
+func TestRevocationListOutOfDateIsReported(t *testing.T) {
+	root := testpki.New(t, "root")
+	file := filepath.Join(t.TempDir(), "crl")
+	write(t, file, revoke(t, root))
+	clock := newFakeClock()
+	server := startServer(t, Config{Source: newFixed(material(t, root)), CRLFile: file, Clock: clock})
+	if _, reason := server.Health(); reason != "" {
+		t.Error(reason)
+	}
+	clock.jump(2 * time.Hour)
+	if ok, reason := server.Health(); !ok || !strings.Contains(reason, "has ended") {
+		t.Errorf("%v, %q", ok, reason)
+	}
+}

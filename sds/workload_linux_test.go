@@ -1,0 +1,298 @@
+package sds
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+)
+
+// workloadAPI is a SPIFFE Workload API whose answers the test chooses.
+type workloadAPI struct {
+	workload.UnimplementedSpiffeWorkloadAPIServer
+	mu      sync.Mutex
+	current *workload.X509SVIDResponse // nil refuses
+	changes chan struct{}
+}
+
+func newWorkloadAPI() *workloadAPI { return &workloadAPI{changes: make(chan struct{})} }
+
+func (w *workloadAPI) set(r *workload.X509SVIDResponse) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.current = r
+	close(w.changes)
+	w.changes = make(chan struct{})
+}
+
+func (w *workloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.ServerStreamingServer[workload.X509SVIDResponse]) error {
+	if md, _ := metadata.FromIncomingContext(stream.Context()); len(md.Get("workload.spiffe.io")) == 0 {
+		return status.Error(codes.InvalidArgument, "security header missing from request")
+	}
+	for {
+		w.mu.Lock()
+		current, changes := w.current, w.changes
+		w.mu.Unlock()
+		if current == nil {
+			return status.Error(codes.PermissionDenied, "no identity issued")
+		}
+		if err := stream.Send(current); err != nil {
+			return err
+		}
+		select {
+		case <-changes:
+		case <-stream.Context().Done():
+			return nil
+		}
+	}
+}
+
+// listenUnix serves something on a unix socket until stop is called or the test ends.
+func listenUnix(t *testing.T, path string, register func(*grpc.Server)) (stop func()) {
+	t.Helper()
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	register(server)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	stop = sync.OnceFunc(func() { server.Stop(); serving.Wait() })
+	t.Cleanup(stop)
+	return stop
+}
+
+func (w *workloadAPI) register(s *grpc.Server) { workload.RegisterSpiffeWorkloadAPIServer(s, w) }
+
+// svid is a workload's identity as the API sends it.
+func svid(t testing.TB, a *testpki.Authority, id string) *workload.X509SVID {
+	t.Helper()
+	cert, key := a.Workload(t, id)
+	certBlock, _ := pem.Decode(cert)
+	keyBlock, _ := pem.Decode(key)
+	return &workload.X509SVID{SpiffeId: id, X509Svid: certBlock.Bytes, X509SvidKey: keyBlock.Bytes, Bundle: a.Cert.Raw}
+}
+
+func workloadSource(t *testing.T, socket string) *WorkloadSource {
+	t.Helper()
+	log, _ := logger(t)
+	source, err := NewWorkloadSource(WorkloadConfig{Target: "unix:" + socket, SPIFFEID: identity, Logger: log,
+		MinRetry: 5 * time.Millisecond, MaxRetry: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return source
+}
+
+func TestIdentityFromTheWorkloadAPIIsFollowed(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	api, root := newWorkloadAPI(), testpki.New(t, "root")
+	stop := listenUnix(t, socket, api.register)
+	source := workloadSource(t, socket)
+	server := startServer(t, Config{Source: source})
+	expect := func(ok bool, part string) {
+		t.Helper()
+		testenv.Eventually(t, "the reason says "+part, func() error {
+			if now, reason := server.Health(); now != ok || !strings.Contains(reason, part) {
+				return fmt.Errorf("%v, %q", now, reason)
+			}
+			return nil
+		})
+	}
+	expect(false, "no identity issued")
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, "spiffe://cluster.local/other"), svid(t, root, identity)}})
+	first := nextSerial(t, source, "")
+	if id := source.Current().Leaf.URIs[0].String(); id != identity {
+		t.Errorf("took %s of several identities", id)
+	}
+	stream := sotwStream(t, server)
+	stream.ask("", DefaultName, RootName)
+	sent := stream.next()
+	stream.ask(sent.Nonce, DefaultName, RootName)
+
+	bad := svid(t, root, identity)
+	bad.Bundle = testpki.New(t, "stranger").Cert.Raw
+	for name, r := range map[string]*workload.X509SVIDResponse{
+		"no identity in it":  {},
+		"does not lead to a": {Svids: []*workload.X509SVID{bad}},
+		"the certificate":    {Svids: []*workload.X509SVID{{SpiffeId: identity, X509Svid: []byte("garbage")}}},
+		"no trust domain": {Svids: []*workload.X509SVID{svid(t, root, identity)},
+			FederatedBundles: map[string][]byte{"https://x": root.Cert.Raw}},
+	} {
+		api.set(r)
+		expect(true, name)
+	}
+	if serial := source.Current().Leaf.SerialNumber.String(); serial != first {
+		t.Error("the last good identity is gone")
+	}
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)}})
+	if got := names(t, stream.next()); got != DefaultName {
+		t.Errorf("pushed %s", got)
+	}
+	second := nextSerial(t, source, first)
+	stop()
+	expect(true, "Unavailable")
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)}})
+	listenUnix(t, socket, api.register)
+	nextSerial(t, source, second)
+	expect(true, "")
+}
+
+// Roots of several trust domains do not speak for each other.
+func TestEnvoyHoldsEachTrustDomainAgainstItsOwnRoots(t *testing.T) {
+	for _, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) { t.Parallel(); federation(t, version) })
+	}
+}
+
+func federation(t *testing.T, version string) {
+	dir := t.TempDir()
+	api, root, other := newWorkloadAPI(), testpki.New(t, "root"), testpki.New(t, "other")
+	listenUnix(t, dir+"/agent.sock", api.register)
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)}})
+	source := workloadSource(t, dir+"/agent.sock")
+	startServer(t, Config{Socket: dir + "/sds", Source: source})
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
+	t.Cleanup(backend.Close)
+	port := freePort(t)
+	envoytest.Start(t, testenv.EnvoyOf(t, version), dir, fmt.Sprintf(envoyBootstrap, port, "DELTA_GRPC", backend.Listener.Addr().(*net.TCPAddr).Port))
+	visit := func(a *testpki.Authority, id string) error { return visitAs(t, port, a, id) }
+	const own, foreign = "spiffe://cluster.local/ns/default/sa/productpage", "spiffe://other.example/ns/default/sa/productpage"
+	testenv.Eventually(t, "Envoy serves its own domain", func() error { return visit(root, own) })
+	if visit(other, foreign) == nil {
+		t.Error("the other domain is let in before it is known")
+	}
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)},
+		FederatedBundles: map[string][]byte{"spiffe://other.example": other.Cert.Raw}})
+	testenv.Eventually(t, "the other domain is let in", func() error { return visit(other, foreign) })
+	if err := visit(root, own); err != nil {
+		t.Error(err)
+	}
+	if visit(other, own) == nil {
+		t.Error("an authority of the other domain speaks for ours")
+	}
+	if visit(root, foreign) == nil {
+		t.Error("our authority speaks for the other domain")
+	}
+}
+
+// visitAs makes a request with a certificate of the identity.
+func visitAs(t *testing.T, port int, a *testpki.Authority, id string) error {
+	t.Helper()
+	cert, key := a.Workload(t, id)
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return visitWith(port, pair)
+}
+
+func visitWith(port int, pair tls.Certificate) error {
+	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true}}
+	client := http.Client{Timeout: 5 * time.Second, Transport: transport}
+	response, err := client.Get(fmt.Sprintf("https://127.0.0.1:%d/", port))
+	if err != nil {
+		return err
+	}
+	return errors.Join(readAll(response.Body), response.Body.Close())
+}
+
+func readAll(r io.Reader) error {
+	_, err := io.Copy(io.Discard, r)
+	return err
+}
+
+func TestWhoListensOnTheSocketIsFound(t *testing.T) {
+	dir := t.TempDir()
+	api := newWorkloadAPI()
+	listenUnix(t, dir+"/workload", api.register)
+	listenUnix(t, dir+"/neither", func(*grpc.Server) {})
+	stop := listenUnix(t, dir+"/dead", func(*grpc.Server) {})
+	stop()
+	startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, testpki.New(t, "root")))})
+	waiting := startServer(t, Config{Socket: dir + "/waiting", Source: newFixed(Material{})})
+	dialServer(t, waiting)
+	silent, err := net.Listen("unix", dir+"/silent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	write(t, dir+"/file", []byte("x"))
+	for name, want := range map[string]Outside{
+		"workload": OutsideWorkloadAPI, "sds": OutsideSDS, "waiting": OutsideSDS, "neither": OutsideSDS, "silent": OutsideSDS,
+		"dead": OutsideNothing, "missing": OutsideNothing, "file": OutsideNothing,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := LookOutside(context.Background(), filepath.Join(dir, name)); got != want {
+				t.Errorf("found %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// FuzzSVIDs holds any answer of a Workload API against the checks: what is taken is an identity with roots.
+func FuzzSVIDs(f *testing.F) {
+	root := testpki.New(f, "root")
+	for _, r := range []*workload.X509SVIDResponse{
+		{Svids: []*workload.X509SVID{svid(f, root, identity)}},
+		{Svids: []*workload.X509SVID{svid(f, root, identity)}, FederatedBundles: map[string][]byte{"spiffe://x": root.Cert.Raw}},
+		{},
+	} {
+		seed, err := proto.Marshal(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(seed)
+	}
+	source, err := NewWorkloadSource(WorkloadConfig{Target: "unix:/x", SPIFFEID: identity})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, message []byte) {
+		var r workload.X509SVIDResponse
+		if proto.Unmarshal(message, &r) != nil {
+			return
+		}
+		m, err := source.read(&r)
+		if err == nil && (m.Leaf == nil || len(m.Roots) == 0 || len(m.Key) == 0) {
+			t.Errorf("taken: %v", m)
+		}
+	})
+}
+
+// FuzzRevocations holds any text against the parser of revocation lists.
+func FuzzRevocations(f *testing.F) {
+	root := testpki.New(f, "root")
+	f.Add(revoke(f, root), root.PEM())
+	f.Add([]byte("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"), []byte{})
+	f.Fuzz(func(t *testing.T, text, roots []byte) {
+		lists, err := parseRevocations(text)
+		if (err == nil) != (len(lists) > 0) {
+			t.Errorf("%d lists and %v", len(lists), err)
+		}
+		_, _ = revocations{text: text, lists: lists}.of(roots)
+	})
+}
