@@ -75,13 +75,13 @@ func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
 	}
 	k.delivered = true
 	k.closeSnapshot()
-	if s.relay.keeper == nil || !k.known || k.lost || s.state.types[r.typeURL] == nil {
+	if s.keeper == nil || !k.known || k.lost || s.state.types[r.typeURL] == nil {
 		return 0
 	}
 	if !k.begun {
 		s.beginKeeping()
 	}
-	keeper := s.relay.keeper
+	keeper := s.keeper
 	stage = keeper.stage.Add(1)
 	shared := f.share()
 	ok := s.keep(func() {
@@ -97,7 +97,7 @@ func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
 
 // beginKeeping begins to write: after what is there, if that is what Envoy has, or else anew.
 func (s *session) beginKeeping() {
-	k, keeper := &s.keeping, s.relay.keeper
+	k, keeper := &s.keeping, s.keeper
 	anew := !k.served || k.refetch
 	k.begun, k.refetch = true, false
 	keeper.mu.Lock()
@@ -113,7 +113,7 @@ func (s *session) keep(do func()) bool {
 	if !k.begun || k.lost {
 		return false
 	}
-	if !s.relay.keeper.put(do) {
+	if !s.keeper.put(do) {
 		s.loseKeeping()
 		return false
 	}
@@ -154,7 +154,7 @@ func (s *session) renewKeeping() {
 // keepHeard keeps what follows from a request; the caller holds the lock.
 func (s *session) keepHeard(h heard) {
 	k := &s.keeping
-	if s.relay.keeper == nil {
+	if s.keeper == nil {
 		return
 	}
 	if !k.known && s.state.node != nil && h.first {
@@ -164,7 +164,7 @@ func (s *session) keepHeard(h heard) {
 	if !k.begun || k.lost {
 		return
 	}
-	store := s.relay.keeper.store
+	store := s.keeper.store
 	if stage := h.about.stage; stage != 0 {
 		bad, some := rejectedNames(s.proto, h)
 		s.keep(func() {
@@ -211,7 +211,7 @@ func (s *session) markWhole() {
 	k := &s.keeping
 	if k.markDelays++; s.state.isWhole() || k.markDelays > maxMarkDelays || k.lost {
 		k.mark, k.markDelays = nil, 0
-		s.keep(s.relay.keeper.store.Mark)
+		s.keep(s.keeper.store.Mark)
 		return
 	}
 	k.mark.Reset(markDelay)
@@ -222,6 +222,6 @@ func (s *session) keepSeen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.keeping.begun {
-		s.keep(s.relay.keeper.store.Seen)
+		s.keep(s.keeper.store.Seen)
 	}
 }

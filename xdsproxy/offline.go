@@ -17,13 +17,13 @@ const maxAnswer = 1 << 20
 func (s *session) offer() (<-chan time.Time, error) {
 	s.mu.Lock()
 	k := &s.keeping
-	wanted := s.relay.keeper != nil && k.known && !k.continued && !k.offered && !k.delivered
+	wanted := s.keeper != nil && k.known && !k.continued && !k.offered && !k.delivered
 	id := k.id
 	s.mu.Unlock()
 	switch {
 	case !wanted:
 		return nil, nil
-	case !k.due && !s.relay.uplink.down.Load():
+	case !k.due && !s.uplink.down.Load():
 		if k.timer == nil {
 			k.timer = time.After(s.relay.config.LastGood.Wait)
 		}
@@ -201,7 +201,7 @@ func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
 	timer := time.AfterFunc(s.relay.config.LastGood.Silence, func() {
 		s.mu.Lock()
 		k := &s.keeping
-		wanted := s.relay.keeper != nil && k.known && !k.continued && !k.offered && !k.delivered && !a.answered.Load()
+		wanted := s.keeper != nil && k.known && !k.continued && !k.offered && !k.delivered && !a.answered.Load()
 		s.mu.Unlock()
 		if wanted {
 			renew(errRenewed)

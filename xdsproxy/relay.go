@@ -47,6 +47,11 @@ type Config struct {
 	SocketMode fs.FileMode
 	// AllowedUIDs are the users that may connect; nil is this process's own, root, and 1337.
 	AllowedUIDs []uint32
+	// IsEnvoy says whether a process is an Envoy of the agent's; nil holds all for that. Others are applications that
+	// speak xDS themselves: their streams stand beside Envoy's and beside each other, and have no part in what is said of
+	// Envoy. With Proxyless there is no Envoy, and what is said is said of them.
+	IsEnvoy   func(process int32) bool
+	Proxyless bool
 
 	// Upstreams are the control plane's addresses, host:port. All that a name stands for are addresses of the control plane,
 	// looked up anew whenever a connection is to be made; they are tried in an order of chance. The certificate that a
@@ -153,6 +158,7 @@ type Relay struct {
 
 	mu      sync.Mutex
 	current *session // the stream of Envoy in force
+	clients clients
 	order   succession
 
 	// streams counts what still runs on behalf of Envoy's streams.

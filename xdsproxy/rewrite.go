@@ -99,8 +99,8 @@ func (a *ascent) rewrite(rewrite Rewriter, job rewriteJob) error {
 
 // refuse answers a response in Envoy's place.
 func (a *ascent) refuse(job rewriteJob, reason error) {
-	a.relay.book.response(job.response, job.frame.data.Len())
-	a.relay.book.request(a.proto, request{typeURL: job.typeURL, nonce: job.nonce, rejected: true, reason: reason.Error()}, job.response)
+	a.book.response(job.response, job.frame.data.Len())
+	a.book.request(a.proto, request{typeURL: job.typeURL, nonce: job.nonce, rejected: true, reason: reason.Error()}, job.response)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var version string

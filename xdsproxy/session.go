@@ -32,8 +32,16 @@ type session struct {
 	envoy grpc.ServerStream
 	// process is the id of the Envoy that the stream belongs to, or 0.
 	process int32
-	ctx     context.Context // ends with the stream, or when a newer one displaces it
-	cancel  context.CancelCauseFunc
+	// client is set when the stream is of no Envoy but of an application.
+	client bool
+	// book is where it is kept what becomes of the stream's configuration.
+	book *ledger
+	// uplink gives connections to a control plane.
+	uplink *uplink
+	// keeper keeps what Envoy accepts; nil where nothing is kept.
+	keeper *keeper
+	ctx    context.Context // ends with the stream, or when a newer one displaces it
+	cancel context.CancelCauseFunc
 	// requests come from the reader; it is closed when Envoy has nothing more to say.
 	requests chan *frame
 	finished atomic.Bool // Envoy has ended its side
@@ -58,14 +66,16 @@ func (r *Relay) serve(v variant, stream grpc.ServerStream) error {
 		requests: make(chan *frame), state: newStreamState(v),
 		trouble: dial.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
 	}
-	s.state.keeps = r.keeper != nil
+	r.tellApart(s)
+	s.state.keeps = s.keeper != nil
 	if err := r.await(s); err != nil {
-		return status.FromContextError(err).Err()
+		return err
 	}
 	defer r.leave(s)
 
 	result := make(chan error, 1)
 	r.streams.Go(s.read)
+	r.streams.Go(func() { s.runUplink(ctx) })
 	r.streams.Go(func() { result <- s.run() })
 	select {
 	case err := <-result:
@@ -85,7 +95,7 @@ func (s *session) read() {
 	for {
 		f := new(frame)
 		if err := s.envoy.RecvMsg(f); err != nil {
-			s.relay.book.envoyEnded(err)
+			s.book.envoyEnded(err)
 			return
 		}
 		select {
@@ -124,7 +134,7 @@ func (s *session) run() error {
 			calm = nil
 			continue
 		}
-		s.relay.book.streamEnded(l.address, err)
+		s.book.streamEnded(l.address, err)
 		if !answered {
 			l.release(refused)
 			s.keeping.due = true
@@ -148,7 +158,7 @@ func (s *session) pause(lived time.Duration) <-chan time.Time {
 
 // lease waits for a connection to a control plane, and listens to Envoy meanwhile. It gives none when Envoy is done.
 func (s *session) lease(calm <-chan time.Time) (*lease, error) {
-	ready := s.relay.uplink.ready
+	ready := s.uplink.ready
 	if calm != nil {
 		ready = nil
 	}
@@ -161,7 +171,7 @@ func (s *session) lease(calm <-chan time.Time) (*lease, error) {
 		case <-offer:
 			s.keeping.due = true
 		case <-calm:
-			calm, ready = nil, s.relay.uplink.ready
+			calm, ready = nil, s.uplink.ready
 		case l := <-ready:
 			return l, nil
 		case f, ok := <-s.requests:
@@ -195,13 +205,13 @@ type ascent struct {
 func (s *session) over(l *lease) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
-	upstream, err := s.relay.uplink.open(ctx, l, s.proto)
+	upstream, err := s.uplink.open(ctx, l, s.proto)
 	if err != nil {
 		return false, err
 	}
 	timer := time.AfterFunc(settled, func() {
 		if ctx.Err() == nil {
-			s.relay.book.connected(l.address)
+			s.book.connected(l.address)
 		}
 	})
 	defer timer.Stop()
@@ -238,7 +248,7 @@ func (a *ascent) send() {
 	health := healthTeller{relay: a.relay, proto: a.proto, upstream: a.upstream}
 	locals := a.relay.localRequests(a.proto)
 	for {
-		listening := a.isListening()
+		listening := a.isListening() && !a.beside() // then Envoy's stream tells and asks
 		if listening {
 			if !a.sendAll(a.tapAll(locals)) {
 				return
@@ -310,7 +320,7 @@ func (s *session) hear(f *frame, connected bool) *frame {
 		s.relay.log.Warn("a request of Envoy could not be read; it is passed on as it is", "error", err)
 		return forward
 	}
-	if nack := s.relay.book.request(s.proto, h.request, h.about.response); nack {
+	if nack := s.book.request(s.proto, h.request, h.about.response); nack {
 		s.relay.log.Warn("Envoy rejected its configuration", "type", h.typeURL, "reason", h.reason)
 	}
 	if instead && (h.first || h.changed) {
@@ -347,7 +357,7 @@ func (a *ascent) receive() error {
 			return err
 		}
 		if !a.answered.Swap(true) {
-			a.relay.book.connected(a.lease.address)
+			a.book.connected(a.lease.address)
 		}
 		if err := a.take(f); err != nil {
 			a.cancel(fmt.Errorf("sending to Envoy: %w", err))
@@ -394,9 +404,9 @@ func (s *session) deliver(epoch int, r response, f, asItCame *frame) error {
 		r.nonce = nonce
 	}
 	if epoch == 0 {
-		s.relay.book.servedLastGood(r, upToDate)
+		s.book.servedLastGood(r, upToDate)
 	} else {
-		s.relay.book.response(r, f.data.Len())
+		s.book.response(r, f.data.Len())
 	}
 	s.tap(planeSide, envoySide, f)
 	return s.envoy.SendMsg(f)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
@@ -47,6 +48,11 @@ func (s *succession) age(process int32) int {
 
 // await makes the session the one in force, as soon as no newer Envoy's is.
 func (r *Relay) await(s *session) error {
+	if s.client {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.enterClient(s)
+	}
 	for {
 		vacated := r.enter(s)
 		if vacated == nil {
@@ -55,7 +61,7 @@ func (r *Relay) await(s *session) error {
 		select {
 		case <-vacated:
 		case <-s.ctx.Done():
-			return s.ctx.Err()
+			return status.FromContextError(s.ctx.Err()).Err()
 		}
 	}
 }
@@ -84,6 +90,10 @@ func (r *Relay) enter(s *session) (wait <-chan struct{}) {
 func (r *Relay) leave(s *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if s.client {
+		r.leaveClient(s)
+		return
+	}
 	if r.current != s {
 		return
 	}

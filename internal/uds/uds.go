@@ -121,7 +121,10 @@ type Users []uint32
 // DefaultUsers are this process's own user, root, and the user of Envoy in an injected pod.
 func DefaultUsers() Users { return Users{uint32(os.Geteuid()), 0, ProxyUID} }
 
-func (u Users) allow(uid uint32) bool { return slices.Contains(u, uid) }
+// Everyone, in a set of users, stands for all of them.
+const Everyone = ^uint32(0)
+
+func (u Users) allow(uid uint32) bool { return slices.Contains(u, uid) || slices.Contains(u, Everyone) }
 
 func (u Users) String() string {
 	names := make([]string, len(u))
