@@ -32,6 +32,8 @@ type Config struct {
 	Names *NamesConfig
 	// HealthCheck is nil when no application is to be watched.
 	HealthCheck *HealthCheckConfig
+	// LastGood is where what Envoy accepted is kept.
+	LastGood LastGoodConfig
 	// Health says when the proxy itself counts as unwell.
 	Health HealthConfig
 

@@ -73,6 +73,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.healthCheck()
 	r.metrics()
 	r.readiness()
+	r.lastGood()
 	r.others()
 	r.tokenExchange()
 	r.names()

@@ -3,6 +3,7 @@ package xdsproxy
 import (
 	"cmp"
 	"context"
+	"errors"
 	"strconv"
 	"sync"
 	"time"
@@ -14,8 +15,8 @@ import (
 
 // LastGood says where the last good configuration is kept. The zero value keeps none.
 type LastGood struct {
-	// Dir is a directory for it alone.
-	Dir string
+	// Dirs are directories for it alone; the first that can be used is.
+	Dirs []string
 	// MaxBytes bounds its size; zero is lastgood.DefaultMaxBytes.
 	MaxBytes int64
 	// Wait is how long an Envoy that starts waits for a connection to a control plane before it gets the last good
@@ -45,18 +46,21 @@ type LastGoodStatus struct {
 // openLastGood takes the directory. What cannot be kept is no reason not to serve.
 func (r *Relay) openLastGood() {
 	c := r.config.LastGood
-	if c.Dir == "" {
-		return
+	var failed error
+	for _, dir := range c.Dirs {
+		store, err := lastgood.Open(lastgood.Config{Dir: dir, MaxBytes: c.MaxBytes, Logger: r.log, Now: r.config.Now})
+		if err == nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.keeper = newKeeper(store, r.log)
+			return
+		}
+		failed = errors.Join(failed, err)
 	}
-	store, err := lastgood.Open(lastgood.Config{Dir: c.Dir, MaxBytes: c.MaxBytes, Logger: r.log, Now: r.config.Now})
-	if err != nil {
-		r.log.Warn("the last good configuration is not kept; Envoy will not start without a control plane",
-			"directory", c.Dir, "error", err, "remedy", "make the directory writable, or name another")
-		return
+	if failed != nil {
+		r.log.Warn("the last good configuration is not kept; an Envoy that starts will wait for a control plane",
+			"error", failed, "remedy", "make the directory writable, or name another")
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.keeper = newKeeper(store, r.log)
 }
 
 // runKeeper writes until stop is called.

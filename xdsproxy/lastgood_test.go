@@ -208,7 +208,7 @@ func run(t *testing.T, config Config) (r *Relay, stop func()) {
 func TestAgentThatStartsWithoutAControlPlaneServesTheLastGoodConfiguration(t *testing.T) {
 	cp := newKeepingControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
-	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dir: t.TempDir()}}
+	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
 	relay, stop := run(t, config)
 	envoy := newEnvoyLike(t, relay)
 	envoy.start("a", "b")
@@ -299,7 +299,7 @@ func TestStreamThatMovesAsksForWhatDiffers(t *testing.T) {
 func TestRejectedConfigurationIsNeverServedAgain(t *testing.T) {
 	cp := newKeepingControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
-	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dir: t.TempDir()}}
+	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
 	relay, stop := run(t, config)
 	envoy := newEnvoyLike(t, relay)
 	envoy.start("a", "b")
@@ -329,7 +329,7 @@ func TestRejectedConfigurationIsNeverServedAgain(t *testing.T) {
 func TestSilentControlPlaneDoesNotKeepEnvoyWaiting(t *testing.T) {
 	cp := newKeepingControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
-	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dir: t.TempDir(), Silence: 200 * time.Millisecond}}
+	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}, Silence: 200 * time.Millisecond}}
 	relay, stop := run(t, config)
 	newEnvoyLike(t, relay).start("a", "b")
 	kept(t, relay, time.Time{})
@@ -361,7 +361,7 @@ func TestSilentControlPlaneDoesNotKeepEnvoyWaiting(t *testing.T) {
 func TestNothingIsServedOfAnotherNodeOrWithoutADirectory(t *testing.T) {
 	cp := newKeepingControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
-	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dir: t.TempDir()}}
+	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
 	relay, stop := run(t, config)
 	newEnvoyLike(t, relay).start("a", "b")
 	kept(t, relay, time.Time{})
@@ -369,14 +369,14 @@ func TestNothingIsServedOfAnotherNodeOrWithoutADirectory(t *testing.T) {
 	stopControlPlane()
 
 	for name, test := range map[string]struct {
-		dir  string
+		dirs []string
 		node *corev3.Node
 	}{
-		"another node": {config.LastGood.Dir, &corev3.Node{Id: "sidecar~10.0.0.2~a.b~b.svc", Cluster: "a.b"}},
-		"no Envoy":     {config.LastGood.Dir, &corev3.Node{Id: testNode.Id, Cluster: "a.b", UserAgentName: "gRPC Go"}},
-		"switched off": {"", testNode},
+		"another node": {config.LastGood.Dirs, &corev3.Node{Id: "sidecar~10.0.0.2~a.b~b.svc", Cluster: "a.b"}},
+		"no Envoy":     {config.LastGood.Dirs, &corev3.Node{Id: testNode.Id, Cluster: "a.b", UserAgentName: "gRPC Go"}},
+		"switched off": {nil, testNode},
 	} {
-		config.LastGood = LastGood{Dir: test.dir, Wait: time.Millisecond}
+		config.LastGood = LastGood{Dirs: test.dirs, Wait: time.Millisecond}
 		relay, stop := run(t, config)
 		envoy := newEnvoyLike(t, relay)
 		envoy.node = test.node
@@ -400,7 +400,7 @@ func TestNothingIsServedOfAnotherNodeOrWithoutADirectory(t *testing.T) {
 func TestDirectoryInUseOrNotWritableIsNoReasonNotToServe(t *testing.T) {
 	address, _ := newKeepingControlPlane().upstream().listen(t, "127.0.0.1:0", nil)
 	dir := t.TempDir()
-	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dir: dir}}
+	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{dir}}}
 	first, _ := run(t, config)
 	newEnvoyLike(t, first).start("a", "b")
 	second, _ := run(t, config)
@@ -408,7 +408,7 @@ func TestDirectoryInUseOrNotWritableIsNoReasonNotToServe(t *testing.T) {
 	if second.Status().LastGood.Kept != nil {
 		t.Error("two relays keep in one directory")
 	}
-	config.LastGood.Dir = "/proc/no/such"
+	config.LastGood.Dirs = []string{"/proc/no/such"}
 	third, _ := run(t, config)
 	newEnvoyLike(t, third).start("a", "b")
 }
@@ -418,7 +418,7 @@ func TestAfterAFailureEverythingIsAskedForAnew(t *testing.T) {
 	cp := newKeepingControlPlane()
 	address, _ := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	relay, _ := run(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true},
-		LastGood: LastGood{Dir: t.TempDir(), MaxBytes: 1000, retry: 50 * time.Millisecond}})
+		LastGood: LastGood{Dirs: []string{t.TempDir()}, MaxBytes: 1000, retry: 50 * time.Millisecond}})
 	envoy := newEnvoyLike(t, relay)
 	envoy.start("a", "b")
 	testenv.Eventually(t, "keeping failed", func() error {
@@ -444,7 +444,7 @@ func TestAfterAFailureEverythingIsAskedForAnew(t *testing.T) {
 
 func TestSotwConfigurationIsServedAgain(t *testing.T) {
 	address, stopControlPlane := answering(marshal(t, testNode)).listen(t, "127.0.0.1:0", nil)
-	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dir: t.TempDir()}}
+	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
 	relay, stop := run(t, config)
 	exchange := func(relay *Relay) (versions []string) {
 		stream := sotwStream(t, relay)
