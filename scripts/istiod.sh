@@ -24,5 +24,5 @@ trap 'rm -rf "$work"' EXIT
 (cd "$module" && GOWORK=off CGO_ENABLED=0 go build -tags disable_pgv -gcflags 'all=-N -l -dwarf=false' -ldflags '-s -w' -o "$work/istiod" istio.io/istio/pilot/cmd/pilot-discovery)
 # What its installation puts into the cluster for the injector.
 chart=$(cd "$module" && go list -m -f '{{.Dir}}' istio.io/istio)/manifests/charts/istio-control/istio-discovery
-cp -f "$chart/values.yaml" "$chart/files/injection-template.yaml" "$(dirname "$target")"
+cp -f "$chart/values.yaml" "$chart/files/"{,gateway-}injection-template.yaml "$(dirname "$target")"
 mv -f "$work/istiod" "$target"

@@ -81,7 +81,8 @@ func (i *istiod) layOutInjector(t testing.TB) {
 		t.Fatal(err)
 	}
 	config, err := yaml.Marshal(object{"policy": "enabled", "defaultTemplates": []string{"sidecar"}, "template": "",
-		"templates": object{"sidecar": string(read("injection-template.yaml"))}})
+		"templates": object{
+			"sidecar": string(read("injection-template.yaml")), "gateway": string(read("gateway-injection-template.yaml"))}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,15 +16,16 @@ const (
 	webAddress     = "10.157.0.11"
 	reviewsAddress = "10.157.0.12"
 	reviewsService = "10.96.0.10"
+	gatewayAddress = "10.157.0.13"
 )
 
 // cluster is what Kubernetes knows: two pods, and a service of one of them.
 func cluster() *kube {
 	return &kube{
-		tokens: map[string]string{tokenOf("web"): "books:web", tokenOf("reviews"): "books:reviews"},
+		tokens: map[string]string{tokenOf("web"): "books:web", tokenOf("reviews"): "books:reviews", tokenOf("gateway"): "books:gateway"},
 		lists: map[string][]object{
 			"namespaces": {{"metadata": object{"name": "books", "uid": "1"}}, {"metadata": object{"name": "istio-system", "uid": "2"}}},
-			"pods":       {podObject("web", webAddress), podObject("reviews", reviewsAddress)},
+			"pods":       {podObject("web", webAddress), podObject("reviews", reviewsAddress), podObject("gateway", gatewayAddress)},
 			"services": {{
 				"metadata": object{"name": "reviews", "namespace": "books", "uid": "3"},
 				"spec": object{"clusterIP": reviewsService, "selector": object{"app": "reviews"},
@@ -67,8 +68,13 @@ type mesh struct {
 // newMesh starts both pods, each with more in its environment, and waits until they are ready.
 func newMesh(t testing.TB, policies string, environment ...string) *mesh {
 	t.Helper()
+	return newMeshOf(t, cluster(), policies, environment...)
+}
+
+func newMeshOf(t testing.TB, known *kube, policies string, environment ...string) *mesh {
+	t.Helper()
 	m := &mesh{node: newNode(t, "10.157.0.1")}
-	m.plane = newIstiod(t, m.node, cluster(), policies)
+	m.plane = newIstiod(t, m.node, known, policies)
 	m.web = newPod(t, m.plane, "web", webAddress).start(t, environment...)
 	m.reviews = newPod(t, m.plane, "reviews", reviewsAddress).start(t, environment...)
 	m.reviews.application(t, "reviews")

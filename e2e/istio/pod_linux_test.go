@@ -44,23 +44,39 @@ const books = "books" // the namespace of all pods
 // account is a pod's service account: each has its own.
 func (p *pod) account() string { return p.name }
 
+// newPod makes a pod with an application and a sidecar, which start starts.
 func newPod(t testing.TB, i *istiod, name, address string) *pod {
+	t.Helper()
+	p := newPodOf(t, i, name, address, nil, object{"name": name, "image": "shop/" + name,
+		"ports":          []object{{"containerPort": 9080}},
+		"readinessProbe": object{"httpGet": object{"path": "/ready", "port": 9080}},
+	})
+	p.redirect(t)
+	return p
+}
+
+// newGateway makes a pod of nothing but a gateway.
+func newGateway(t testing.TB, i *istiod, name, address string) *pod {
+	t.Helper()
+	return newPodOf(t, i, name, address, object{"inject.istio.io/templates": "gateway"}, object{"name": "istio-proxy", "image": "auto"})
+}
+
+// newPodOf makes a pod of a container, as the injector changes it, with what a kubelet mounts.
+func newPodOf(t testing.TB, i *istiod, name, address string, annotations, container object) *pod {
 	t.Helper()
 	p := &pod{node: i.node, name: name, address: netip.MustParseAddr(address), dir: t.TempDir()}
 	p.namespace = i.node.sandbox(t, p.address)
-	p.redirect(t)
-	p.write(t, tokenPath, tokenOf(name))
-	p.write(t, rootsPath, i.roots(t, books))
 	p.as = i.inject(t, object{
-		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name, "namespace": books, "labels": object{"app": name}},
-		"spec": object{"serviceAccountName": name, "containers": []object{{"name": name, "image": "shop/" + name,
-			"ports":          []object{{"containerPort": 9080}},
-			"readinessProbe": object{"httpGet": object{"path": "/ready", "port": 9080}},
-		}}},
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": object{"name": name, "namespace": books, "labels": object{"app": name}, "annotations": annotations},
+		"spec":     object{"serviceAccountName": name, "containers": []object{container}},
 	})
 	p.proxy = p.as.container(t, "istio-proxy")
+	p.write(t, tokenPath, tokenOf(name))
+	p.write(t, rootsPath, i.roots(t, books))
 	p.write(t, "etc/istio/pod/labels", downward(p.as.Metadata.Labels))
 	p.write(t, "etc/istio/pod/annotations", downward(p.as.Metadata.Annotations))
+	p.write(t, "var/lib/istio/data/.keep", "")
 	p.write(t, "hosts", fmt.Sprintf("127.0.0.1 localhost\n%s istiod.istio-system.svc\n", i.node.address))
 	return p
 }
@@ -73,8 +89,8 @@ func (p *pod) write(t testing.TB, name, text string) {
 	}
 }
 
-// inItsMounts runs a program with the pod's own /etc/hosts and no other resolver.
-const inItsMounts = `mount --bind hosts /etc/hosts && mount --bind /dev/null /etc/resolv.conf && exec "$@"`
+// inItsMounts runs a program with the pod's own /etc/hosts, no other resolver, and the pod's volume in /var/lib/istio/data.
+const inItsMounts = `mount --bind hosts /etc/hosts && mount --bind /dev/null /etc/resolv.conf && mount --bind var/lib /var/lib && exec "$@"`
 
 // downward writes a map as the downward API does.
 func downward(m map[string]string) (text string) {

@@ -1,0 +1,116 @@
+package istio
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+)
+
+const throughTheGateway = `---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: front, namespace: books}
+spec:
+  selector: {app: gateway}
+  servers:
+  - {hosts: ["shop.example"], port: {number: 8080, name: http, protocol: HTTP}}
+  - {hosts: ["shop.example"], port: {number: 8443, name: https, protocol: HTTPS}, tls: {mode: SIMPLE, credentialName: shop}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: front, namespace: books}
+spec:
+  hosts: [shop.example]
+  gateways: [front]
+  http: [{route: [{destination: {host: reviews.books.svc.cluster.local, port: {number: 9080}}}]}]
+`
+
+// TestGatewayOfAnIstioMesh: it takes requests from outside, in the open and with a certificate that istiod sends it, and
+// is a member of the mesh to those within. The certificate's key is nowhere on its disk.
+func TestGatewayOfAnIstioMesh(t *testing.T) {
+	t.Parallel()
+	pki := testpki.New(t, "public")
+	cert, key := pki.Server(t, "shop.example")
+	known := cluster()
+	known.lists["secrets"] = []object{{
+		"metadata": object{"name": "shop", "namespace": books, "uid": "9"}, "type": "kubernetes.io/tls",
+		"data": object{"tls.crt": base64.StdEncoding.EncodeToString(cert), "tls.key": base64.StdEncoding.EncodeToString(key)},
+	}}
+	m := newMeshOf(t, known, strict+throughTheGateway)
+	gateway := newGateway(t, m.plane, "gateway", gatewayAddress).start(t)
+	gateway.waitReady(t, m.node)
+
+	for _, url := range []string{"http://shop.example:8080/", "https://shop.example:8443/"} {
+		testenv.Eventually(t, url+" answers", func() error {
+			body, err := m.node.getAt(gatewayAddress, url, &tls.Config{RootCAs: pki.Pool()})
+			if err == nil && !bytes.Contains(body, []byte("URI=spiffe://cluster.local/ns/books/sa/gateway")) {
+				err = fmt.Errorf("the application saw %s", body)
+			}
+			return err
+		})
+	}
+	gateway.accepted(t)
+	if file := fileWith(t, gateway.dir, key); file != "" {
+		t.Errorf("the key of the gateway's certificate is in %s", file)
+	}
+}
+
+// getAt asks for a URL at an address.
+func (n *namespace) getAt(address, url string, trust *tls.Config) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	port := request.URL.Port()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: trust,
+		DialContext: func(ctx context.Context, network, _ string) (c net.Conn, err error) {
+			return n.dial(ctx, network, address+":"+port)
+		}}}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%d: %s", response.StatusCode, body)
+	}
+	return body, err
+}
+
+// fileWith is a file below the directory that holds the key, as text or as it is on the wire; "" for none.
+func fileWith(t testing.TB, dir string, key []byte) (found string) {
+	t.Helper()
+	block, _ := pem.Decode(key)
+	lines := bytes.Split(bytes.TrimSpace(key), []byte("\n"))
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if bytes.Contains(data, block.Bytes) || bytes.Contains(data, lines[1]) {
+			found = path
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
