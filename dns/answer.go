@@ -136,8 +136,12 @@ func skipName(wire []byte, at int) int {
 
 // write makes the message for one who asks: with his id and flags, his spelling of the name, and what is left of the TTLs.
 func (a *answer) write(q *query, now time.Time) []byte {
-	out := make([]byte, len(a.wire), len(a.wire)+11)
-	copy(out, a.wire)
+	return a.append(make([]byte, 0, len(a.wire)+optBytes), q, now)
+}
+
+// append is write into a buffer that is there already, and empty.
+func (a *answer) append(out []byte, q *query, now time.Time) []byte {
+	out = append(out, a.wire...)
 	binary.BigEndian.PutUint16(out, q.id)
 	out[2] = out[2]&^1 | boolBit(q.recurse, 1)
 	out[3] = out[3]&^0x10 | boolBit(q.key.nocheck, 0x10)

@@ -42,7 +42,18 @@ func newCache(entries, bytes int, now func() time.Time) *cache {
 func (c *cache) get(key question) *answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := c.byKey[key]
+	return c.use(c.byKey[key])
+}
+
+// getBytes is get, for a name that nobody has a string of yet.
+func (c *cache) getBytes(name []byte, key question) *answer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.use(c.byKey[question{string(name), key.qtype, key.class, key.dnssec, key.nocheck}])
+}
+
+// use notes that an entry, which may be nil, was asked for; the caller holds the lock.
+func (c *cache) use(at *list.Element) *answer {
 	if at == nil {
 		return nil
 	}

@@ -126,11 +126,13 @@ type match struct {
 	rule   string
 }
 
+const ruleName = "name"
+
 // find looks for a name, fully qualified and in lower case: as it stands, without the first search domain (which stub
 // resolvers add to names of few dots before they try them as they are), then by wildcards, the closest first.
 func (x *index) find(name string) (match, bool) {
 	if r := x.names[name]; r != nil {
-		return match{record: r, rule: "name"}, true
+		return match{record: r, rule: ruleName}, true
 	}
 	bare := x.unexpanded(name)
 	if r := x.names[bare]; r != nil {

@@ -95,6 +95,12 @@ func TestNamesOfTheMeshAreAnsweredByTheRules(t *testing.T) {
 			if !got.RecursionAvailable || got.Truncated {
 				t.Errorf("flags: %v", got.MsgHdr)
 			}
+			// By TCP all questions go the long way.
+			m := new(dns.Msg)
+			m.SetQuestion(c.name, c.qtype)
+			if long := put(t, s, "tcp", m); alike(long) != alike(got) {
+				t.Errorf("by UDP\n%s\nand by TCP\n%s", alike(got), alike(long))
+			}
 		})
 	}
 }

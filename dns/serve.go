@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 const (
@@ -30,7 +32,7 @@ const (
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
-	buffer := make([]byte, largestUDP)
+	buffer, room := make([]byte, largestUDP), make([]byte, 0, dns.MaxMsgSize)
 	for failures := 0; ; {
 		n, from, err := conn.ReadFromUDPAddrPort(buffer)
 		if ctx.Err() != nil {
@@ -45,6 +47,12 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 		failures = 0
 		if !s.guard.admits(from.Addr()) {
 			s.metrics.dropped.WithLabelValues(dropStranger).Inc()
+			continue
+		}
+		s.conf.look(s.config.Now())
+		if out := s.quick(buffer[:n], room); out != nil {
+			s.metrics.requests.Inc()
+			send(conn, out, from)
 			continue
 		}
 		q, out := s.take(buffer[:n], false)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -238,4 +239,32 @@ func encodeTable(t *Table) []byte {
 		wire = protowire.AppendBytes(protowire.AppendTag(wire, 1, protowire.BytesType), entry)
 	}
 	return wire
+}
+
+func read(t testing.TB, wire []byte) *dns.Msg {
+	t.Helper()
+	m := new(dns.Msg)
+	if err := m.Unpack(wire); err != nil {
+		t.Fatalf("%x: %v", wire, err)
+	}
+	return m
+}
+
+// alike is what has to be the same in two answers, whichever way they were made: all but the id, the order of records,
+// the case of letters, and which of them are left of a truncated answer.
+func alike(m *dns.Msg) string {
+	lines := []string{}
+	for _, rr := range m.Answer {
+		lines = append(lines, strings.ToLower(rr.String()))
+	}
+	slices.Sort(lines)
+	if m.Truncated {
+		lines = nil
+	}
+	m.Id = 0
+	edns := "no EDNS"
+	if opt := m.IsEdns0(); opt != nil {
+		edns = opt.String()
+	}
+	return m.MsgHdr.String() + "\n" + edns + "\n" + strings.Join(lines, "\n")
 }
