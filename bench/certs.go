@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -54,6 +55,7 @@ func writeLeaf(dir, name string, serial int64, root *x509.Certificate, rootKey *
 		NotBefore:    root.NotBefore, NotAfter: root.NotAfter,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		URIs:        []*url.URL{{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/default/sa/" + name}},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, root, key.Public(), rootKey)

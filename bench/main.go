@@ -39,7 +39,8 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,path", "what to measure: startup, rest, end, probe, scrape, path")
+	only := flag.String("only", "startup,rest,end,probe,scrape,path,relay", "what to measure: startup, rest, end, probe, scrape, path, relay")
+	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
 	flag.StringVar(&b.bin, "bin", "bin", "directory of the project's binaries")
 	flag.IntVar(&b.rounds, "rounds", 7, "how often each side is measured")
@@ -49,6 +50,9 @@ func run() error {
 	defer stop()
 	if *serveAt != "" {
 		return serve(ctx, *serveAt)
+	}
+	if *relay != "" {
+		return relayAs(ctx, *relay)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -67,7 +71,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"path", b.path}} {
+	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"path", b.path}, {"relay", b.relay}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}

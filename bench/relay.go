@@ -1,0 +1,341 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+const (
+	largeClusters = 10000
+	largeSize     = 50 << 20
+	manyUpdates   = 50000
+	pacedUpdates  = 30000
+	updatePace    = 10000
+)
+
+// relay compares the ways from a control plane to an Envoy: direct, through this relay, and through one that decodes and
+// encodes. At first with a real Envoy that applies what it gets; then with a client that does nothing, which shows the way
+// alone.
+func (b *bench) relay(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	certs := filepath.Join(b.dir, "relay")
+	if err := os.MkdirAll(certs, 0o700); err != nil {
+		return err
+	}
+	if err := writeCertificates(certs, "plane"); err != nil {
+		return err
+	}
+	p := &plane{took: make(chan time.Duration, 1), accepted: make(chan time.Duration, 1)}
+	var err error
+	if p.clusters, err = largeConfiguration(largeClusters, largeSize); err != nil {
+		return err
+	}
+	if p.update, err = smallUpdate(); err != nil {
+		return err
+	}
+	if err := startPlaneOfBytes(ctx, certs, p); err != nil {
+		return err
+	}
+	m := &relayBench{bench: b, plane: p, certs: certs, ways: []string{"direct", "pilotfish", "naive"}}
+	if err := m.large(ctx, fmt.Sprintf("%.1f MB of %d clusters until Envoy has accepted them", float64(len(p.clusters))/1e6, largeClusters), m.toEnvoy); err != nil {
+		return err
+	}
+	if err := m.large(ctx, "the same until a client that does nothing has all of it", m.toClient); err != nil {
+		return err
+	}
+	return m.updates(ctx)
+}
+
+type relayBench struct {
+	*bench
+	plane *plane
+	certs string
+	ways  []string
+}
+
+// way is one way to the control plane that is open, with the process on it, if there is one.
+type way struct {
+	target string // of gRPC
+	socket string
+	pid    int
+	stop   func()
+}
+
+func (m *relayBench) open(name string) (*way, error) {
+	if name == "direct" {
+		return &way{target: m.plane.address, stop: func() {}}, nil
+	}
+	socket := filepath.Join(m.dir, name+".sock")
+	_ = os.Remove(socket)
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self, "-relay", strings.Join([]string{name, socket, m.plane.address, filepath.Join(m.certs, "root.pem")}, ","))
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	w := &way{target: "unix:" + socket, socket: socket, pid: cmd.Process.Pid}
+	w.stop = func() { _ = cmd.Process.Signal(syscall.SIGTERM); _ = cmd.Wait() }
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if c, err := net.Dial("unix", socket); err == nil {
+			_ = c.Close()
+			return w, nil
+		}
+		if time.Now().After(deadline) {
+			w.stop()
+			return nil, fmt.Errorf("the %s relay does not listen", name)
+		}
+	}
+}
+
+// passage is what one passage of the large configuration cost.
+type passage struct {
+	took, cpu time.Duration
+	growth    float64 // of the relay's memory at its peak, in MB
+}
+
+func (m *relayBench) large(ctx context.Context, title string, pass func(context.Context, *way) (time.Duration, error)) error {
+	seen := map[string][]passage{}
+	for range m.rounds {
+		for _, name := range m.ways {
+			one, err := m.passage(ctx, name, pass)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			seen[name] = append(seen[name], one)
+		}
+	}
+	fmt.Printf("%s, medians of %d in turn\n", title, m.rounds)
+	direct := medianBy(seen["direct"], func(p passage) float64 { return p.took.Seconds() })
+	for _, name := range m.ways {
+		took := medianBy(seen[name], func(p passage) float64 { return p.took.Seconds() })
+		fmt.Printf("  %-10s %7.1f ms  x%.2f", name, took*1000, took/direct)
+		if name != "direct" {
+			fmt.Printf("   relay: %6.1f ms of CPU, %6.1f MB more memory at the peak",
+				medianBy(seen[name], func(p passage) float64 { return p.cpu.Seconds() * 1000 }),
+				medianBy(seen[name], func(p passage) float64 { return p.growth }))
+		}
+		fmt.Println()
+	}
+	return nil
+}
+
+func (m *relayBench) passage(ctx context.Context, name string, pass func(context.Context, *way) (time.Duration, error)) (p passage, err error) {
+	w, err := m.open(name)
+	if err != nil {
+		return p, err
+	}
+	defer w.stop()
+	var before float64
+	var cpu time.Duration
+	if w.pid != 0 {
+		if before, err = statusField(fmt.Sprintf("/proc/%d/status", w.pid), "VmRSS:"); err != nil {
+			return p, err
+		}
+		cpu, _ = cpuOf(w.pid)
+	}
+	if p.took, err = pass(ctx, w); err != nil || w.pid == 0 {
+		return p, err
+	}
+	after, err := statusField(fmt.Sprintf("/proc/%d/status", w.pid), "VmHWM:")
+	if err != nil {
+		return p, err
+	}
+	spent, err := cpuOf(w.pid)
+	p.cpu, p.growth = spent-cpu, (after-before)*1024/1e6
+	return p, err
+}
+
+// cpuOf is the processor time of a process so far.
+func cpuOf(pid int) (time.Duration, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	var ticks int
+	for _, f := range fields[11:13] {
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			return 0, err
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil
+}
+
+// toEnvoy starts an Envoy that takes its clusters by that way.
+func (m *relayBench) toEnvoy(ctx context.Context, w *way) (time.Duration, error) {
+	file := filepath.Join(m.dir, "relay-envoy.yaml")
+	if err := os.WriteFile(file, []byte(m.bootstrap(w)), 0o600); err != nil {
+		return 0, err
+	}
+	stop, err := start(m.dir, os.Environ(), m.envoy, "-c", file, "--disable-hot-restart", "-l", "error", "--concurrency", "1")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = stop() }()
+	return await(ctx, m.plane.took)
+}
+
+func await(ctx context.Context, took <-chan time.Duration) (time.Duration, error) {
+	select {
+	case d := <-took:
+		return d, nil
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-time.After(2 * time.Minute):
+		return 0, fmt.Errorf("nothing was accepted within two minutes")
+	}
+}
+
+func (m *relayBench) bootstrap(w *way) string {
+	address := "pipe: {path: " + w.socket + "}"
+	security := ""
+	if w.pid == 0 {
+		host, port, _ := net.SplitHostPort(w.target)
+		address = fmt.Sprintf("socket_address: {address: %s, port_value: %s}", host, port)
+		security = fmt.Sprintf(`
+    transport_socket:
+      name: tls
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+        common_tls_context: {validation_context: {trusted_ca: {filename: %s}}}`, filepath.Join(m.certs, "root.pem"))
+	}
+	return fmt.Sprintf(`
+node: {id: bench, cluster: bench}
+dynamic_resources:
+  ads_config: {api_type: DELTA_GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: xds}}]}
+  cds_config: {ads: {}, resource_api_version: V3}
+stats_config: {stats_matcher: {reject_all: true}}
+static_resources:
+  clusters:
+  - name: xds
+    connect_timeout: 5s
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}
+    load_assignment: {cluster_name: xds, endpoints: [{lb_endpoints: [{endpoint: {address: {%s}}}]}]}%s
+`, address, security)
+}
+
+// dial connects as Envoy does.
+func (m *relayBench) dial(w *way) (*grpc.ClientConn, error) {
+	creds := insecure.NewCredentials()
+	if w.pid == 0 {
+		pem, err := os.ReadFile(filepath.Join(m.certs, "root.pem"))
+		if err != nil {
+			return nil, err
+		}
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(pem)
+		creds = credentials.NewTLS(&tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12})
+	}
+	return grpc.NewClient(w.target, grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.ForceCodecV2(rawCodec{})))
+}
+
+func (m *relayBench) stream(ctx context.Context, w *way, typeURL string) (grpc.ClientStream, func(), error) {
+	conn, err := m.dial(w)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName)
+	if err == nil {
+		err = s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL})
+	}
+	return s, func() { _ = conn.Close() }, err
+}
+
+// toClient takes the clusters and does nothing with them.
+func (m *relayBench) toClient(ctx context.Context, w *way) (time.Duration, error) {
+	s, done, err := m.stream(ctx, w, clusterType)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	var size int
+	if err := s.RecvMsg(&size); err != nil {
+		return 0, err
+	}
+	if err := s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType, ResponseNonce: "1"}); err != nil {
+		return 0, err
+	}
+	return await(ctx, m.plane.took)
+}
+
+// updates measures small updates that are answered one by one: as many as pass, and what 10,000 a second cost.
+func (m *relayBench) updates(ctx context.Context) error {
+	fmt.Printf("updates of %d bytes, each answered: %d as fast as they pass; and %d at %d a second\n", len(m.plane.update), manyUpdates, pacedUpdates, updatePace)
+	for _, name := range m.ways {
+		var most, paced float64
+		var cpu time.Duration
+		for _, load := range []struct{ n, pace int }{{manyUpdates, 0}, {pacedUpdates, updatePace}} {
+			m.plane.updates, m.plane.pace = load.n, load.pace
+			one, err := m.passage(ctx, name, m.takeUpdates)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if rate := float64(load.n) / one.took.Seconds(); load.pace == 0 {
+				most = rate
+			} else {
+				paced, cpu = rate, one.cpu/time.Duration(load.n)
+			}
+		}
+		fmt.Printf("  %-10s %8.0f a second at most; paced %6.0f a second", name, most, paced)
+		if name != "direct" {
+			fmt.Printf(", %5.1f µs of the relay's CPU each", float64(cpu.Nanoseconds())/1000)
+		}
+		fmt.Println()
+	}
+	m.plane.updates = 0
+	return nil
+}
+
+func (m *relayBench) takeUpdates(ctx context.Context, w *way) (time.Duration, error) {
+	s, done, err := m.stream(ctx, w, endpointType)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	for range m.plane.updates {
+		var size int
+		if err := s.RecvMsg(&size); err != nil {
+			return 0, err
+		}
+		if err := s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: endpointType, ResponseNonce: "1"}); err != nil {
+			return 0, err
+		}
+	}
+	return await(ctx, m.plane.accepted)
+}
+
+func medianBy(seen []passage, value func(passage) float64) float64 {
+	var values []float64
+	for _, p := range seen {
+		values = append(values, value(p))
+	}
+	return medianOf(values)
+}
