@@ -246,7 +246,7 @@ func (s *snapshot) upstream() *upstream {
 			return once(stream.Recv, func(r *discoveryv3.DeltaDiscoveryRequest) error {
 				response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.TypeUrl, Nonce: r.TypeUrl, SystemVersionInfo: "1"}
 				for _, body := range s.get(r.TypeUrl) {
-					response.Resources = append(response.Resources, &discoveryv3.Resource{Name: nameOf(r.TypeUrl), Version: "1", Resource: body})
+					response.Resources = append(response.Resources, &discoveryv3.Resource{Name: nameOf(body), Version: "1", Resource: body})
 				}
 				return stream.Send(response)
 			})
@@ -254,11 +254,18 @@ func (s *snapshot) upstream() *upstream {
 	}
 }
 
-func nameOf(typeURL string) string {
-	if typeURL == clusterType {
-		return "backend"
+func nameOf(body *anypb.Any) string {
+	m, err := body.UnmarshalNew()
+	if err != nil {
+		panic(err)
 	}
-	return "in"
+	switch m := m.(type) {
+	case interface{ GetName() string }:
+		return m.GetName()
+	case interface{ GetClusterName() string }:
+		return m.GetClusterName()
+	}
+	panic(body.TypeUrl)
 }
 
 // once answers the first request of each type.

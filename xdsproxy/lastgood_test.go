@@ -182,7 +182,9 @@ func kept(t *testing.T, r *Relay, since time.Time) {
 // run runs a relay until stop is called.
 func run(t *testing.T, config Config) (r *Relay, stop func()) {
 	t.Helper()
-	config.Socket = filepath.Join(t.TempDir(), "XDS")
+	if config.Socket == "" {
+		config.Socket = filepath.Join(t.TempDir(), "XDS")
+	}
 	log := &testenv.Buffer{}
 	config.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	r, err := New(config)
