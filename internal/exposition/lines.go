@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	firstBuffer = 64 << 10
+	firstBuffer = 128 << 10
 	// longestLine is the longest line that is read; longer ones are left out.
 	longestLine = 256 << 10
 )

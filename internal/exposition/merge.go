@@ -40,7 +40,7 @@ type Copied struct {
 
 // NewMerger writes to w in a format.
 func NewMerger(w io.Writer, f Format) *Merger {
-	return &Merger{out: bufio.NewWriterSize(w, 64<<10), format: f, names: newNames(), seen: newSeen()}
+	return &Merger{out: bufio.NewWriterSize(w, 128<<10), format: f, names: newNames(), seen: newSeen()}
 }
 
 // Reset has a merger that was closed write another exposition. It reads what it has seen before in less time.
