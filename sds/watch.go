@@ -10,10 +10,11 @@ import (
 
 const (
 	defaultDebounce = 100 * time.Millisecond
-	// slowPoll is how often files are read although nothing was heard of them, for file systems that tell nothing;
+	// slowPoll is how often files are read although nothing was heard of them, for file systems that tell nothing, and for
+	// directories that are moved as a whole;
 	// fastPoll while something is wrong with them, since the event that mends it may have come too early. It doubles up to
 	// slowPoll.
-	slowPoll = 30 * time.Second
+	slowPoll = time.Minute
 	fastPoll = time.Second
 	// quietPart of the debounce time without another event is enough: files that are replaced by renaming are complete, and
 	// who writes a file in place hardly pauses for longer.

@@ -1,0 +1,249 @@
+package sds
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+)
+
+// A file that is written in place, and slowly, is pushed once, whole.
+func TestFileThatIsWrittenInPieces(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	old := testpki.New(t, "old")
+	write(t, file, old.PEM())
+	server := startServer(t, Config{Debounce: 3 * time.Second}) // so that the quiet part is longer than any pause of this test
+	stream := sotwStream(t, server)
+	name := "file-root:" + file
+	stream.ask("", name)
+	stream.ask(stream.next().Nonce, name)
+	whole := append(testpki.New(t, "one").PEM(), testpki.New(t, "two").PEM()...)
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for piece := range bytes.SplitAfterSeq(whole, []byte("\n")) {
+		if _, err := f.Write(piece); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := decode(t, stream.next().Resources[0]).GetValidationContext().GetTrustedCa().GetInlineBytes()
+	if !bytes.Equal(got, whole) {
+		t.Errorf("pushed\n%s", got)
+	}
+}
+
+func TestHalfAFileChangesNothing(t *testing.T) {
+	dir := t.TempDir()
+	m := material(t, testpki.New(t, "root"))
+	cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
+	write(t, cert, m.Chain)
+	write(t, key, m.Key)
+	server := startServer(t, Config{})
+	stream := sotwStream(t, server)
+	name := "file-cert:" + cert + "~" + key
+	stream.ask("", name)
+	sent := stream.next()
+	stream.ask(sent.Nonce, name)
+	for _, spoil := range []func(){
+		func() { write(t, cert, m.Chain[:len(m.Chain)/2]) },
+		func() { write(t, cert, nil) },
+		func() { write(t, key, m.Key[:len(m.Key)/2]) },
+		func() { _ = os.Remove(cert) },
+		func() { _ = os.Remove(key) },
+		func() { _ = os.Remove(cert); mkdir(t, cert) },
+		func() { _ = os.Remove(key); _ = syscall.Mkfifo(key, 0o600) }, // which would hold whoever reads it
+		func() { write(t, cert, make([]byte, mostFile+1)) },
+	} {
+		spoil()
+		testenv.Eventually(t, "the damage is reported", func() error {
+			if ok, reason := server.Health(); !ok || !strings.Contains(reason, dir) {
+				return fmt.Errorf("%v, %q", ok, reason)
+			}
+			return nil
+		})
+		_ = os.Remove(cert)
+		_ = os.Remove(key)
+		write(t, cert, m.Chain)
+		write(t, key, m.Key)
+		testenv.Eventually(t, "all is well again", func() error {
+			if _, reason := server.Health(); reason != "" {
+				return errors.New(reason)
+			}
+			return nil
+		})
+	}
+	next := material(t, testpki.New(t, "root"))
+	write(t, key, next.Key)
+	write(t, cert, next.Chain)
+	if got := decode(t, stream.next().Resources[0]).GetTlsCertificate().CertificateChain.GetInlineBytes(); !bytes.Equal(got, next.Chain) {
+		t.Error("something else than the next good certificate was pushed")
+	}
+}
+
+// Any link on the way to a file may be the one that is changed.
+func TestLinksOnTheWayAreFollowed(t *testing.T) {
+	base := t.TempDir()
+	cas := map[string]*testpki.Authority{}
+	for _, name := range []string{"a", "b", "c"} {
+		cas[name] = testpki.New(t, name)
+		mkdir(t, filepath.Join(base, name, "certs"))
+		write(t, filepath.Join(base, name, "certs", "ca.pem"), cas[name].PEM())
+	}
+	link := func(target, name string) {
+		t.Helper()
+		tmp := filepath.Join(base, "tmp")
+		if err := errors.Join(os.Symlink(target, tmp), os.Rename(tmp, filepath.Join(base, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("a", "current")
+	link("current", "outer")
+	server := startServer(t, Config{})
+	stream := sotwStream(t, server)
+	name := "file-root:" + base + "/outer/certs/ca.pem"
+	expect := func(ca string) {
+		t.Helper()
+		r := stream.next()
+		if got := decode(t, r.Resources[0]).GetValidationContext().GetTrustedCa().GetInlineBytes(); !bytes.Equal(got, cas[ca].PEM()) {
+			t.Errorf("not the root %s", ca)
+		}
+		stream.ask(r.Nonce, name)
+	}
+	stream.ask("", name)
+	expect("a")
+	link("b", "current")
+	expect("b")
+	link("../"+filepath.Base(base)+"/c", "outer")
+	expect("c")
+}
+
+func TestTenThousandSubscriptionsComeAndGo(t *testing.T) {
+	const files, streams, each = 100, 100, 100
+	dir := t.TempDir()
+	root := testpki.New(t, "root").PEM()
+	var all []string
+	for i := range files {
+		file := filepath.Join(dir, fmt.Sprint(i))
+		write(t, file, root)
+		all = append(all, "file-root:"+file)
+	}
+	server := startServer(t, Config{Source: newFixed(material(t, testpki.New(t, "mesh")))})
+	conn := dialServer(t, server)
+	client := secretv3.NewSecretDiscoveryServiceClient(conn)
+	for range 2 {
+		var open []secretv3.SecretDiscoveryService_DeltaSecretsClient
+		for i := range streams {
+			stream, err := client.DeltaSecrets(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Each name differs from the others' by a path that leads to the same place.
+			names := make([]string, each)
+			for j := range names {
+				names[j] = fmt.Sprintf("file-root:%s/%s%d", dir, strings.Repeat("./", i), j)
+			}
+			if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: secretType, ResourceNamesSubscribe: names}); err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, stream)
+		}
+		for _, stream := range open {
+			r, err := stream.Recv()
+			if err != nil || len(r.Resources) != each {
+				t.Fatalf("%d secrets, %v", len(r.GetResources()), err)
+			}
+			if err := stream.CloseSend(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		testenv.Eventually(t, "all are forgotten", func() error {
+			server.secrets.mu.Lock()
+			defer server.secrets.mu.Unlock()
+			if n, m := len(server.secrets.entries), len(server.secrets.streams); n+m > 0 {
+				return fmt.Errorf("%d files and %d streams", n, m)
+			}
+			return nil
+		})
+	}
+	// What comes after them is served as before.
+	stream := sotwStream(t, server)
+	stream.ask("", DefaultName, all[0])
+	if got := names(t, stream.next()); got != DefaultName+" "+all[0] {
+		t.Errorf("sent %s", got)
+	}
+}
+
+func TestFetchAnswersOnce(t *testing.T) {
+	source := newFixed(Material{})
+	server := startServer(t, Config{Source: source})
+	client := secretv3.NewSecretDiscoveryServiceClient(dialServer(t, server))
+	_, err := client.FetchSecrets(t.Context(), &discoveryv3.DiscoveryRequest{TypeUrl: secretType, ResourceNames: []string{"kubernetes://x"}})
+	if status.Code(err) != codes.NotFound {
+		t.Errorf("an unknown name: %v", err)
+	}
+	type result struct {
+		r   *discoveryv3.DiscoveryResponse
+		err error
+	}
+	answered := make(chan result, 1)
+	go func() {
+		r, err := client.FetchSecrets(t.Context(), &discoveryv3.DiscoveryRequest{TypeUrl: secretType, ResourceNames: []string{DefaultName}})
+		answered <- result{r, err}
+	}()
+	source.set(material(t, testpki.New(t, "root")))
+	if a := <-answered; a.err != nil || names(t, a.r) != DefaultName {
+		t.Errorf("%v, %v", a.r, a.err)
+	}
+}
+
+func TestRootsOfOtherDomainsAreAddedAndTakenAway(t *testing.T) {
+	root, other := testpki.New(t, "root"), testpki.New(t, "other")
+	server := startServer(t, Config{Source: newFixed(material(t, root))})
+	stream := sotwStream(t, server)
+	has := func() bool {
+		t.Helper()
+		r := stream.next()
+		stream.ask(r.Nonce, RootName)
+		roots := decode(t, r.Resources[0]).GetValidationContext().GetTrustedCa().GetInlineBytes()
+		if !bytes.Contains(roots, bytes.TrimSpace(root.PEM())) {
+			t.Error("the own root is gone")
+		}
+		return bytes.Contains(roots, bytes.TrimSpace(other.PEM()))
+	}
+	stream.ask("", RootName)
+	if has() {
+		t.Error("trusted before it was added")
+	}
+	for _, want := range []bool{true, false} {
+		var roots []string
+		if want {
+			roots = []string{string(other.PEM()), string(root.PEM())}
+		}
+		if err := server.Trust("mesh", []string{string(other.PEM()), "garbage"}); err == nil {
+			t.Error("garbage is taken")
+		}
+		if err := server.Trust("mesh", roots); err != nil {
+			t.Fatal(err)
+		}
+		if got := has(); got != want {
+			t.Errorf("the other domain's root is there: %v, want %v", got, want)
+		}
+	}
+}
