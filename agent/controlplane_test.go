@@ -63,6 +63,7 @@ type controlPlane struct {
 	life     time.Duration          // of certificates
 	bad      atomic.Bool            // gives a listener that Envoy refuses
 	names    atomic.Pointer[[]byte] // the name table; nil for none
+	trust    [][]byte               // the agent's own configuration: messages of type ProxyConfig
 	answers  chan string            // to the name table: "" or why it was refused; nil when nobody looks
 }
 
@@ -218,6 +219,11 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 		}
 		if names := c.names.Load(); r.GetTypeUrl() == dns.NameTableType && names != nil {
 			response.Resources = []*discoveryv3.Resource{{Resource: &anypb.Any{TypeUrl: dns.NameTableType, Value: *names}}}
+		}
+		if r.GetTypeUrl() == proxyConfigType {
+			for _, own := range c.trust {
+				response.Resources = append(response.Resources, &discoveryv3.Resource{Resource: &anypb.Any{TypeUrl: proxyConfigType, Value: own}})
+			}
 		}
 		if err := s.Send(response); err != nil {
 			return err

@@ -210,11 +210,7 @@ func (r *resolver) workloadAPI() {
 	switch address := r.env.vars["SPIFFE_ENDPOINT_SOCKET"]; {
 	case c.Outside == sds.OutsideSDS:
 	case c.Outside == sds.OutsideWorkloadAPI:
-		path, err := filepath.Abs(c.Socket)
-		if err != nil {
-			r.env.errs = append(r.env.errs, err)
-		}
-		c.WorkloadAPI = "unix:" + path
+		c.WorkloadAPI = "unix:" + c.Socket
 	case strings.HasPrefix(address, "unix:///"):
 		c.WorkloadAPI = "unix:" + strings.TrimPrefix(address, "unix://")
 	case strings.HasPrefix(address, "tcp://"):

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -48,11 +47,7 @@ func LookOutside(ctx context.Context, socket string) Outside {
 		return OutsideNothing
 	}
 	_ = raw.Close()
-	absolute, err := filepath.Abs(socket)
-	if err != nil {
-		return OutsideNothing
-	}
-	conn, err := grpc.NewClient("unix:"+absolute, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableServiceConfig())
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableServiceConfig())
 	if err != nil {
 		return OutsideNothing
 	}

@@ -1,0 +1,288 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+const (
+	shopIdentity    = "spiffe://cluster.local/ns/books/sa/shop"
+	outsideIdentity = "spiffe://example.org/shop"
+)
+
+// certReport runs the command against an agent.
+func certReport(s *setup) (r certificateReport, err error) {
+	text, _, err := execute(newCertCommand(), "-o", "json", "--config-path", filepath.Join(s.dir, "etc/istio/proxy"))
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal([]byte(text), &r)
+}
+
+func TestCertShowsWhatIsServed(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.155.1.1")
+	s.cp.start(t)
+	s.env = append(s.env, "OUTPUT_CERTS=./out/certs")
+	r := s.start(t)
+	r.eventually("Envoy shows its identity", func() error { return shows(s, shopIdentity) })
+	report, err := certReport(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := report.Certificates[0]
+	if !report.OK || own.Name != "default" || own.SPIFFEID != shopIdentity || own.Serial == "" || own.NextRotation.Before(own.NotBefore) ||
+		own.Source != "CA "+s.cp.address || len(report.Certificates) != 2 || report.Certificates[1].Name != "ROOTCA" {
+		t.Errorf("the report is %+v", report)
+	}
+	table, code, err := execute(newCertCommand(), "--config-path", filepath.Join(s.dir, "etc/istio/proxy"))
+	if err != nil || code != 0 || !strings.Contains(table, shopIdentity) || !strings.Contains(table, own.Serial) || !strings.Contains(table, stamp(own.NextRotation)) {
+		t.Errorf("%v:\n%s", err, table)
+	}
+	if strings.Contains(table, "PRIVATE") {
+		t.Error("the key is shown")
+	}
+	r.eventually("the certificate is written", func() error {
+		for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
+			info, err := os.Stat(filepath.Join(s.dir, "out/certs", name))
+			if err != nil || info.Mode() != 0o600 {
+				return fmt.Errorf("%s: %v, %w", name, info, err)
+			}
+		}
+		return nil
+	})
+	if _, code, err := execute(newCertCommand(), "-o", "xml"); code != 2 {
+		t.Errorf("an unknown format: code %d, %v", code, err)
+	}
+	if _, code, err := execute(newCertCommand(), "--config-path", t.TempDir()); code != 1 || !strings.Contains(err.Error(), "no agent answers") {
+		t.Errorf("without an agent: code %d, %v", code, err)
+	}
+}
+
+// shows checks the identity that Envoy shows to its clients.
+func shows(s *setup, want string) error {
+	conn, id, err := dialProxy(s.address)
+	if err != nil {
+		return err
+	}
+	_ = conn.Close()
+	if id != want {
+		return fmt.Errorf("Envoy is %s", id)
+	}
+	return nil
+}
+
+// outside makes an identity that somebody else has, in files.
+func outside(t *testing.T, dir string) sds.FileConfig {
+	t.Helper()
+	root := testpki.New(t, "outside")
+	cert, key := root.Workload(t, outsideIdentity)
+	files := sds.Files(dir)
+	for file, text := range map[string][]byte{files.CertFile: cert, files.KeyFile: key, files.RootFile: root.PEM()} {
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
+}
+
+func TestForeignSocketIsUsed(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.155.2.1")
+	s.cp.start(t)
+	certs := t.TempDir()
+	source, err := sds.NewFileSource(outside(t, certs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A socket of another name than the default has to be waited for.
+	socket := filepath.Join(s.dir, "var/run/secrets/workload-spiffe-uds/spire")
+	s.env = append(s.env, "WORKLOAD_IDENTITY_SOCKET_FILE=spire")
+	r := s.start(t)
+	other, err := sds.New(sds.Config{Socket: socket, Source: source})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- other.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	r.eventually("Envoy shows the other's identity", func() error { return shows(s, outsideIdentity) })
+	r.eventually("the proxy is ready", func() error {
+		if code, text, err := r.http("GET", "15020/healthz/ready"); err != nil || code != 200 {
+			return fmt.Errorf("%d %s %w", code, text, err)
+		}
+		return nil
+	})
+	report, err := certReport(s)
+	if err != nil || !strings.HasSuffix(report.Outside, "/workload-spiffe-uds/spire") || len(report.Certificates) != 0 {
+		t.Errorf("the report is %+v, %v", report, err)
+	}
+	if v := s.cp.node.Load().GetMetadata().GetFields()["file-credential"].GetStringValue(); v != "true" {
+		t.Errorf("the control plane is told file-credential %q", v)
+	}
+	secrets, err := fetch(t, filepath.Join(s.dir, "var/run/secrets/credential-uds/files-socket"), "file-root:"+filepath.Join(certs, "root-cert.pem"))
+	if err != nil || len(secrets.GetResources()) != 1 {
+		t.Errorf("secrets from files: %v, %v", secrets, err)
+	}
+	if _, err := fetch(t, filepath.Join(s.dir, "var/run/secrets/credential-uds/files-socket"), "default"); err == nil {
+		t.Error("the agent has an identity beside the other's")
+	}
+}
+
+func fetch(t *testing.T, socket, name string) (*discoveryv3.DiscoveryResponse, error) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	return secretv3.NewSecretDiscoveryServiceClient(conn).FetchSecrets(t.Context(), &discoveryv3.DiscoveryRequest{ResourceNames: []string{name}})
+}
+
+func TestSocketThatIsNamedHasToBeServed(t *testing.T) {
+	inDir(t, nil)
+	in := env("WORKLOAD_IDENTITY_SOCKET_FILE=spire")
+	in.Outside = func(string, string, bool) sds.Outside { return sds.OutsideNothing }
+	if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), "nobody listens") {
+		t.Errorf("without it: %v", err)
+	}
+	for found, want := range map[sds.Outside][3]string{
+		sds.OutsideSDS:         {"./var/run/secrets/workload-spiffe-uds/spire", "./var/run/secrets/credential-uds/files-socket", "./var/run/secrets/credential-uds/files-socket"},
+		sds.OutsideWorkloadAPI: {"./var/run/secrets/credential-uds/files-socket", "./var/run/secrets/credential-uds/files-socket", ""},
+	} {
+		in.Outside = func(string, string, bool) sds.Outside { return found }
+		c := resolve(t, in).Certificates
+		if got := [3]string{c.envoySocket(), c.ownSocket(), c.filesSocket()}; got != want || (c.WorkloadAPI != "") != (found == sds.OutsideWorkloadAPI) {
+			t.Errorf("%s: sockets %q, API %q", found, got, c.WorkloadAPI)
+		}
+	}
+}
+
+// spire is a Workload API that never changes its mind.
+type spire struct {
+	workload.UnimplementedSpiffeWorkloadAPIServer
+	answer *workload.X509SVIDResponse
+}
+
+func (s *spire) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.ServerStreamingServer[workload.X509SVIDResponse]) error {
+	err := stream.Send(s.answer)
+	<-stream.Context().Done()
+	return err
+}
+
+func svidOf(t *testing.T, root *testpki.Authority) *workload.X509SVID {
+	t.Helper()
+	cert, key := root.Workload(t, outsideIdentity)
+	certBlock, _ := pem.Decode(cert)
+	keyBlock, _ := pem.Decode(key)
+	return &workload.X509SVID{SpiffeId: outsideIdentity, X509Svid: certBlock.Bytes, X509SvidKey: keyBlock.Bytes, Bundle: root.Cert.Raw}
+}
+
+func TestIdentityComesFromTheWorkloadAPI(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.155.3.1")
+	s.cp.start(t)
+	root := testpki.New(t, "spire")
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	workload.RegisterSpiffeWorkloadAPIServer(server, &spire{answer: &workload.X509SVIDResponse{Svids: []*workload.X509SVID{svidOf(t, root)}}})
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(listener) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	s.env = append(s.env, "SPIFFE_ENDPOINT_SOCKET=unix://"+socket)
+	r := s.start(t)
+	r.eventually("Envoy shows the API's identity", func() error { return shows(s, outsideIdentity) })
+	report, err := certReport(s)
+	if err != nil || !report.OK || report.Certificates[0].Source != "SPIFFE Workload API unix:"+socket {
+		t.Errorf("the report is %+v, %v", report, err)
+	}
+}
+
+func TestTrustBundlesComeFromProxyConfigAndTheControlPlane(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.155.4.1")
+	given, pushed := testpki.New(t, "given"), testpki.New(t, "pushed")
+	own, err := proto.Marshal(&meshv1.ProxyConfig{CaCertificatesPem: []string{string(pushed.PEM())}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cp.trust = [][]byte{own}
+	s.cp.start(t)
+	s.env = append(s.env, "PROXY_CONFIG_XDS_AGENT=true", "PROXY_CONFIG="+fmt.Sprintf(`{discoveryAddress: "%s", concurrency: 1, caCertificatesPem: [%q]}`, s.cp.address, given.PEM()))
+	r := s.start(t)
+	r.eventually("all roots are trusted", func() error {
+		report, err := certReport(s)
+		subjects := fmt.Sprint(report.Certificates)
+		for _, name := range []string{"CN=test root", "CN=given", "CN=pushed"} {
+			if !strings.Contains(subjects, name) {
+				err = errors.Join(err, errors.New(name+" is missing"))
+			}
+		}
+		return err
+	})
+}
+
+func TestMachinesTokenIsAsked(t *testing.T) {
+	inDir(t, nil)
+	c := resolve(t, env("CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine"))
+	if c.ControlPlane.TokenFile != "" || c.Certificates.TokenFile != "" || c.CredentialFetcher != fetchGCE {
+		t.Errorf("the token is still a file's: %+v", c.ControlPlane)
+	}
+	a := &Agent{Options: Options{Config: c}}
+	if token, err := a.newCredential(); err != nil || token == nil {
+		t.Errorf("no token: %v", err)
+	}
+}
+
+func TestIdentityFilesInTheOrderOfTheContract(t *testing.T) {
+	for name, tt := range map[string]struct {
+		files []string
+		env   []string
+		want  string
+	}{
+		"none":                  {},
+		"mounted":               {files: []string{"etc/certs"}, want: "./etc/certs"},
+		"identity first":        {files: []string{"etc/certs", "var/run/secrets/workload-spiffe-credentials"}, want: identityFiles},
+		"not there yet":         {env: []string{"FILE_MOUNTED_CERTS=true"}, want: "./etc/certs"},
+		"what we wrote":         {files: []string{"etc/certs"}, env: []string{"OUTPUT_CERTS=etc/../etc/certs"}},
+		"what we wrote, linked": {files: []string{"etc/certs"}, env: []string{"OUTPUT_CERTS=link"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := map[string]string{}
+			for _, dir := range tt.files {
+				files[dir+"/cert-chain.pem"] = "x"
+			}
+			inDir(t, files)
+			if err := os.Symlink("etc/certs", "link"); err != nil {
+				t.Fatal(err)
+			}
+			if got := resolve(t, env(tt.env...)).Certificates.Files; got != tt.want {
+				t.Errorf("taken from %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
