@@ -58,6 +58,7 @@ type Agent struct {
 	names      *dns.Server // nil when no DNS questions are answered
 
 	orders orders
+	family family
 	leave  func() // gives up the directories
 }
 

@@ -36,7 +36,8 @@ func writeGRPCBootstrap(c *Config, from bootstrap.Config) error {
 
 // writeWhole writes a file of which a reader never sees half.
 func writeWhole(file string, text []byte, mode os.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+	// Others may find what is for them, and see nothing else.
+	if err := os.MkdirAll(filepath.Dir(file), 0o711); err != nil {
 		return err
 	}
 	// A file that was left behind keeps its mode, whatever the one of a new one would be.

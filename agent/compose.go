@@ -9,8 +9,12 @@ import (
 func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 	c := a.Config.ControlPlane
 	return xdsproxy.New(xdsproxy.Config{
-		Socket:    c.Socket,
-		Upstreams: c.addresses(),
+		Socket:      c.Socket,
+		SocketMode:  c.socketMode(),
+		AllowedUIDs: c.SocketUsers,
+		IsEnvoy:     a.isEnvoy,
+		Proxyless:   a.Config.Envoy.Disabled,
+		Upstreams:   c.addresses(),
 		Server: xdsproxy.Server{
 			Plaintext: c.Plaintext,
 			TLS:       xdsproxy.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile},

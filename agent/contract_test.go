@@ -69,6 +69,7 @@ var variables = []variable{
 	{name: "ISTIO_DELTA_XDS", setting: "controlPlane.delta", otherwise: "true", given: "false", bad: "maybe", remedy: "true or false"},
 
 	{name: "DISABLE_ENVOY", setting: "envoy.disabled", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
+	{name: "XDS_SOCKET_USERS", setting: "controlPlane.socketUsers", otherwise: "none", given: "1000,1001", bad: "app", remedy: "user ids"},
 	{name: "MINIMUM_DRAIN_DURATION", setting: "shutdown.minimum", otherwise: "0s", given: "3s", bad: "x", remedy: "duration"},
 	{name: "PRE_DRAIN_DELAY", setting: "shutdown.preDelay", otherwise: "0s", given: "4s", bad: "x", remedy: "duration"},
 	{name: "UNREADY_AFTER_CONTROL_PLANE_LOSS", setting: "health.lossLimit", otherwise: "0s", given: "10m0s", bad: "-1s", remedy: "duration"},

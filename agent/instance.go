@@ -36,6 +36,7 @@ type instance struct {
 	admin   *envoy.Admin
 	ready   *envoy.Readiness
 	changed func(i *instance, from, to State)
+	family  *family
 
 	args      []string
 	bootstrap bootstrap.Config
@@ -66,13 +67,15 @@ type launch struct {
 
 // start starts an Envoy. It is not the current one yet.
 func (e *envoyPart) start(l launch) (*instance, error) {
-	process, err := envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Logger: e.Logger})
+	process, err := e.family.add(func() (*envoy.Process, error) {
+		return envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Logger: e.Logger})
+	})
 	if err != nil {
 		return nil, err
 	}
 	admin := envoy.NewAdmin(l.bootstrap.AdminAddress())
 	i := &instance{
-		binary: l.binary, epoch: e.upgrades.number(), process: process, admin: admin, changed: e.noteState,
+		binary: l.binary, epoch: e.upgrades.number(), process: process, family: &e.family, admin: admin, changed: e.noteState,
 		ready: envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
 		args:  l.args, bootstrap: l.bootstrap, lineage: l.lineage, generation: l.generation,
 	}
@@ -124,6 +127,7 @@ func (i *instance) condition(ctx context.Context) health.Condition {
 // end waits for the end of the process.
 func (i *instance) end() envoy.Exit {
 	exit := i.process.Exit()
+	i.family.remove(i.process.PID())
 	i.enter(Ended)
 	i.admin.Close()
 	return exit

@@ -29,7 +29,7 @@ func occupy(c *Config) (release func(), err error) {
 		path string
 		mode os.FileMode
 	}{
-		{filepath.Dir(controlPath(c.Proxy.GetConfigPath())), 0o700}, {filepath.Dir(c.Certificates.Socket), 0o755},
+		{filepath.Dir(controlPath(c.Proxy.GetConfigPath())), 0o711}, {filepath.Dir(c.Certificates.Socket), 0o755},
 	} {
 		f, err := lockDirectory(d.path, d.mode)
 		if errors.Is(err, syscall.EWOULDBLOCK) {

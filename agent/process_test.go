@@ -30,6 +30,9 @@ import (
 const asAgent = "PILOTFISH_TEST_AS_AGENT"
 
 func TestMain(m *testing.M) {
+	if socket := os.Getenv(asClient); socket != "" {
+		os.Exit(speakXDS(socket))
+	}
 	if os.Getenv(asAgent) == "" {
 		waitSideBySide()
 		os.Exit(m.Run())

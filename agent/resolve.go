@@ -67,6 +67,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.controlPlane()
 	r.certificates()
 	r.envoy()
+	r.clientUsers()
 	r.bootstrapSettings()
 	r.shutdown()
 	r.appProbes()

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
 // ControlPlaneConfig says where configuration comes from.
@@ -23,6 +25,8 @@ type ControlPlaneConfig struct {
 	Headers           map[string]string
 	SotW              bool
 	Socket            string
+	// SocketUsers may speak xDS over it; nil is for the agent's own user, root, and that of proxies.
+	SocketUsers       uds.Users
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
 	// MaxRequest bounds a message of Envoy, in bytes; 0 is the relay's own bound.

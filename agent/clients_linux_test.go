@@ -1,0 +1,179 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// asClient makes the test binary an application that speaks xDS over a socket: it asks for listeners, says what came, and
+// stays until its stream or its input ends.
+const asClient = "PILOTFISH_TEST_AS_XDS_CLIENT"
+
+func speakXDS(socket string) int {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	defer conn.Close()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err == nil {
+		err = stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "sidecar~127.0.0.1~app.books~books.svc.cluster.local"},
+			TypeUrl: "type.googleapis.com/envoy.config.listener.v3.Listener"})
+	}
+	for err == nil {
+		var r *discoveryv3.DeltaDiscoveryResponse
+		if r, err = stream.Recv(); err == nil {
+			fmt.Println("got", r.GetTypeUrl())
+		}
+	}
+	fmt.Println("ended:", err)
+	return 1
+}
+
+// xdsApplication is a process that speaks xDS to the agent.
+type xdsApplication struct {
+	cmd   *exec.Cmd
+	lines *bufio.Scanner
+}
+
+func (r *running) application(uid uint32) *xdsApplication {
+	r.t.Helper()
+	program := filepath.Join(r.dir, "application") // where another user may run it
+	text, err := os.ReadFile(os.Args[0])
+	if err == nil {
+		err = os.WriteFile(program+fmt.Sprint(uid), text, 0o755)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	cmd := exec.Command(program + fmt.Sprint(uid))
+	cmd.Env = []string{asClient + "=" + filepath.Join(r.dir, "etc/istio/proxy/XDS"), "GOCOVERDIR=" + r.t.TempDir()}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return &xdsApplication{cmd: cmd, lines: bufio.NewScanner(out)}
+}
+
+// next is what it says next.
+func (a *xdsApplication) next() string {
+	a.lines.Scan()
+	return a.lines.Text()
+}
+
+const listenerGot = "got type.googleapis.com/envoy.config.listener.v3.Listener"
+
+// openTo lets every user see the agent's directory.
+func openTo(t *testing.T, s *setup) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	for dir := s.dir; dir != filepath.Dir(os.TempDir()) && dir != "/"; dir = filepath.Dir(dir) {
+		if info, err := os.Stat(dir); err == nil && info.Mode().Perm()&0o011 != 0o011 {
+			_ = os.Chmod(dir, info.Mode().Perm()|0o011)
+		}
+	}
+}
+
+func TestApplicationsWithoutEnvoyGetConfigurationWhateverTheirUser(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.151.2.1")
+	openTo(t, s)
+	s.env = append(s.env, "DISABLE_ENVOY=true")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	first, second := r.application(nobody), r.application(nobody-1)
+	for name, app := range map[string]*xdsApplication{"first": first, "second": second} {
+		if got := app.next(); got != listenerGot {
+			t.Errorf("the %s application: %s", name, got)
+		}
+	}
+	r.signal(syscall.SIGTERM)
+	for name, app := range map[string]*xdsApplication{"first": first, "second": second} {
+		if got := app.next(); !strings.HasPrefix(got, "ended: ") {
+			t.Errorf("the %s application: %s, before the agent was told to end", name, got)
+		}
+	}
+}
+
+func TestApplicationBesideEnvoyNeedsLeaveAndTakesNothing(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.151.2.2")
+	openTo(t, s)
+	s.env = append(s.env, fmt.Sprintf("XDS_SOCKET_USERS=%d", nobody))
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	if got := r.application(nobody).next(); got != listenerGot {
+		t.Errorf("the application: %s", got)
+	}
+	if got := r.application(nobody - 1).next(); !strings.HasPrefix(got, "ended: ") {
+		t.Errorf("an application of another user: %s", got)
+	}
+	out := r.out.String()
+	if strings.Contains(out, "displaces") || strings.Count(out, "connected to the control plane") != 1 {
+		t.Errorf("Envoy's stream did not stay as it was:\n%s", out)
+	}
+	for deadline := time.Now().Add(200 * time.Millisecond); time.Now().Before(deadline); {
+		if ready, reasons, err := r.reasons(); err != nil || !ready {
+			t.Fatalf("not ready: %v, %v", reasons, err)
+		}
+	}
+}
+
+func TestNobodyElseReachesTheSocketBesideEnvoy(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.151.2.3")
+	openTo(t, s)
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	if got := r.application(nobody).next(); !strings.Contains(got, "permission denied") {
+		t.Errorf("an application: %s", got)
+	}
+	if info, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy/XDS")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
+// Envoy is known as such also when the path is that of a script that starts it.
+func TestEnvoyBehindAScriptIsNoApplication(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.151.2.4")
+	s.env = append(s.env, "ENVOY_PATH="+s.program(t, "envoy", fmt.Sprintf("#!/bin/sh\n%s \"$@\"\n", strings.TrimPrefix(envoyOf(s), "ENVOY_PATH="))))
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+}
+
+func envoyOf(s *setup) string {
+	for _, pair := range s.env {
+		if strings.HasPrefix(pair, "ENVOY_PATH=") {
+			return pair
+		}
+	}
+	return ""
+}
