@@ -39,9 +39,10 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,path,relay", "what to measure: startup, rest, end, probe, scrape, path, relay")
+	only := flag.String("only", "startup,rest,end,probe,scrape,path,relay", "what to measure: startup, rest, end, probe, scrape, path, relay, dns (needs unbound and dnsperf)")
 	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
+	namesBy := flag.String("serve-names", "", "be the DNS server, with this resolv.conf")
 	flag.StringVar(&b.bin, "bin", "bin", "directory of the project's binaries")
 	flag.IntVar(&b.rounds, "rounds", 7, "how often each side is measured")
 	flag.DurationVar(&b.load, "load", 3*time.Second, "how long each load lasts")
@@ -53,6 +54,9 @@ func run() error {
 	}
 	if *relay != "" {
 		return relayAs(ctx, *relay)
+	}
+	if *namesBy != "" {
+		return serveNames(ctx, *namesBy)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -71,7 +75,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"path", b.path}, {"relay", b.relay}} {
+	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"path", b.path}, {"relay", b.relay}, {"dns", b.names}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}
