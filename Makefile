@@ -43,13 +43,17 @@ istiod: ## build Istio's control plane, a peer for tests, into the cache (4 minu
 unbound: ## install Debian's unbound, a peer for tests, where that is possible
 	@scripts/unbound.sh
 
+.PHONY: promtool
+promtool: ## put Debian's promtool, a peer for tests, into the cache, where that is possible
+	@scripts/promtool.sh
+
 .PHONY: demo
 demo: build ## bring up the book shop: a whole mesh on this machine; Ctrl-C ends it (DEMO_FLAGS are passed on)
 	@case '$(DEMO_FLAGS)' in *--envoy-path*) ;; *) [ -n "$${ENVOY_PATH:-}" ] || bin/pilotfish envoy >/dev/null 2>&1 || scripts/envoy.sh $(ENVOY_VERSION);; esac
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: lint build envoy istiod unbound ## everything that has to hold: format, vet, lint, unit and end-to-end tests
+test: lint build envoy istiod unbound promtool ## everything that has to hold: format, vet, lint, unit and end-to-end tests
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a module of its own, whose go.mod may lag behind this one's

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Puts the promtool of Debian's package prometheus, with which a test checks metrics, into the cache, unless it is there
+# already; nothing is installed. Without it the test is skipped.
+#
+#   scripts/promtool.sh     into $XDG_CACHE_HOME/pilotfish/promtool, by default ~/.cache/pilotfish/promtool
+set -euo pipefail
+
+target=${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish/promtool
+[ ! -x "$target/promtool" ] || exit 0
+if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+	echo "promtool.sh: no apt-get and dpkg-deb here, so metrics are not checked with promtool: put it into $target" >&2
+	exit 0
+fi
+echo "promtool.sh: fetching promtool into $target" >&2
+mkdir -p "$target"
+work=$(mktemp -d "$target/.fetch.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+fetch() { (cd "$work" && apt-get -o APT::Sandbox::User=root download -qq prometheus); }
+{ fetch || { apt-get update -qq && fetch; }; } >&2
+dpkg-deb --fsys-tarfile "$work"/prometheus_*.deb | tar -x -C "$work" ./usr/bin/promtool
+mv -f "$work/usr/bin/promtool" "$target/promtool"
