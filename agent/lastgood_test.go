@@ -1,0 +1,125 @@
+package agent
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// waitServes waits until Envoy serves with the proxy's identity.
+func (r *running) waitServes(who string) {
+	r.t.Helper()
+	r.eventually("traffic flows", func() error {
+		c, id, err := dialProxy(r.address)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		if !strings.HasSuffix(id, who) {
+			return errors.New(id)
+		}
+		return nil
+	})
+}
+
+// waitKept waits until the agent has a whole configuration on disk.
+func (r *running) waitKept() {
+	r.t.Helper()
+	r.eventually("the configuration is kept", func() error {
+		_, body, err := r.http("GET", "15020/debug/xdsz")
+		if err != nil || !strings.Contains(body, `"marked"`) {
+			return errors.Join(err, errors.New(body))
+		}
+		return nil
+	})
+}
+
+func TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.153.1.1")
+	s.args = append(s.args, "--restart")
+	stop := s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	r.waitKept()
+	stop()
+	first := r.envoy()
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("another Envoy", func() error {
+		if r.envoy() == first {
+			return errors.New("still the first")
+		}
+		return nil
+	})
+	r.waitServes("/ns/books/sa/shop")
+	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
+	r.waitReady()
+	s.cp.start(t)
+	r.waitReport("/healthz/ready", "xds", 200, "")
+}
+
+// TestAgentThatStartsWithoutAControlPlaneServes: its certificate is in files, since nobody signs one.
+func TestAgentThatStartsWithoutAControlPlaneServes(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.153.2.1")
+	id, err := url.Parse("spiffe://cluster.local/ns/books/sa/shop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := newKey(t)
+	_, cert := s.cp.sign(t, &x509.Certificate{URIs: []*url.URL{id}}, key)
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{
+		"cert-chain.pem": cert, "root-cert.pem": s.cp.rootPEM, "key.pem": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}),
+	} {
+		s.write(t, filepath.Join("var/run/secrets/workload-spiffe-credentials", name), string(text))
+	}
+	stop := s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	r.waitServes("/ns/books/sa/shop")
+	r.waitKept()
+	r.signal(syscall.SIGKILL)
+	r.exit()
+	stop()
+
+	r = s.start(t)
+	r.waitReady()
+	r.waitServes("/ns/books/sa/shop")
+	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
+	r.signal(syscall.SIGKILL)
+	r.exit()
+
+	// A file that is damaged is refused, and the agent waits for the control plane as if there were none.
+	path := filepath.Join(s.dir, "etc/istio/proxy/last-good/configuration.log")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[60] ^= 1
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r = s.start(t)
+	r.waitReport("/healthz/ready", "xds", 503, "not connected to the control plane")
+	r.eventually("the log says why", func() error {
+		if !strings.Contains(r.out.String(), "it is damaged") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	s.cp.start(t)
+	r.waitReady()
+	r.waitServes("/ns/books/sa/shop")
+}
