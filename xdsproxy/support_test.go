@@ -26,8 +26,14 @@ func TestMain(m *testing.M) {
 	if sockets := os.Getenv(bridgeEnv); sockets != "" {
 		bridge(sockets)
 	}
+	if spec := os.Getenv(aloneEnv); spec != "" {
+		alone(spec)
+	}
 	goleak.VerifyTestMain(m)
 }
+
+// aloneEnv makes the test binary a relay in a process of its own, which can be weighed: "<its socket>,<control plane>".
+const aloneEnv = "PILOTFISH_TEST_RELAY"
 
 const clusterURL = clusterType
 

@@ -1,0 +1,191 @@
+package xdsproxy
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// relayAlone starts such a process.
+func relayAlone(t *testing.T, address string) (socket string, pid int) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = filepath.Join(t.TempDir(), "XDS")
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), aloneEnv+"="+socket+","+address)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = input.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the relay: %v", err)
+		}
+	})
+	return socket, cmd.Process.Pid
+}
+
+// memory reads a line of a process's status, in bytes.
+func memory(t *testing.T, pid int, line string) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for l := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(l, line+":"); ok {
+			var kib int
+			if _, err := fmt.Sscan(rest, &kib); err != nil {
+				t.Fatal(err)
+			}
+			return kib << 10
+		}
+	}
+	t.Fatalf("no %s", line)
+	return 0
+}
+
+// piecemeal is a control plane that answers every first request with a large response, of which it has one piece only.
+func piecemeal(t *testing.T, piece []byte, pieces int) string {
+	t.Helper()
+	resource := protowire.AppendTag(nil, 2, protowire.BytesType)
+	resource = protowire.AppendVarint(resource, uint64(len(piece)))
+	head := appendText(appendText(nil, sotwType, clusterType), responseNonce, "n")
+	response := mem.BufferSlice{mem.SliceBuffer(head)}
+	for range pieces {
+		response = append(response, mem.SliceBuffer(resource), mem.SliceBuffer(piece))
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.ForceServerCodecV2(codec{}), grpc.WaitForHandlers(true))
+	server.RegisterService(&grpc.ServiceDesc{ServiceName: service, HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{{
+		StreamName: sotwMethod, ServerStreams: true, ClientStreams: true,
+		Handler: func(_ any, s grpc.ServerStream) error {
+			for {
+				var f frame
+				if err := s.RecvMsg(&f); err != nil {
+					return nil
+				}
+				r, err := peekRequest(sotw, f.data)
+				f.free()
+				if err != nil {
+					return err
+				}
+				if r.nonce != "" {
+					continue
+				}
+				if err := s.SendMsg(&frame{data: response}); err != nil {
+					return err
+				}
+			}
+		},
+	}}}, nil)
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	return l.Addr().String()
+}
+
+func TestTwoHundredMegabytesPassWithoutSeveralCopies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("moves 200 MB")
+	}
+	const pieces = 200
+	piece := append([]byte("\x12"), protowire.AppendBytes(nil, bytes.Repeat([]byte("x"), 1<<20))...)
+	socket, pid := relayAlone(t, piecemeal(t, piece, pieces))
+	conn := dialRelay(t, &Relay{config: Config{Socket: socket}})
+	before := memory(t, pid, "VmRSS")
+	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, sotw.method(),
+		grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(1<<30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.SendMsg(message(appendText(nil, sotwType, clusterType))); err != nil {
+		t.Fatal(err)
+	}
+	var f frame
+	if err := stream.RecvMsg(&f); err != nil {
+		t.Fatal(err)
+	}
+	size := f.data.Len()
+	f.free()
+	if size < pieces<<20 {
+		t.Errorf("%d bytes arrived", size)
+	}
+	if grown := memory(t, pid, "VmHWM") - before; grown > size+size/2 {
+		t.Errorf("a response of %d MB took %d MB of the relay", size>>20, grown>>20)
+	} else {
+		t.Logf("a response of %d MB took %d MB of the relay", size>>20, grown>>20)
+	}
+}
+
+// A control plane may send anything. What is larger than the bound is not even read, and Envoy notices nothing of it.
+func TestResponseBeyondTheBoundEndsTheControlPlanesStreamAndNotEnvoys(t *testing.T) {
+	good := answering([]byte("c"))
+	var streams atomic.Int32
+	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		if streams.Add(1) > 2 {
+			return good.sotw(s)
+		}
+		if _, err := s.Recv(); err != nil {
+			return err
+		}
+		if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: clusterURL, Resources: []*anypb.Any{{Value: make([]byte, 3<<20)}}}); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return nil
+	}}
+	address, _ := cp.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, MaxResponse: 2 << 20})
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	if r := receive(t, stream); string(r.GetResources()[0].GetValue()) != "c" {
+		t.Errorf("Envoy got %v", r)
+	}
+	seen := false
+	for _, e := range relay.History().Events {
+		seen = seen || e.Kind == EventDisconnected && strings.Contains(e.Reason, "larger than max")
+	}
+	if !seen {
+		t.Errorf("the history does not say why: %+v", relay.History().Events)
+	}
+}
+
+// What Envoy says is bounded, too.
+func TestRequestBeyondTheBoundIsRefused(t *testing.T) {
+	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, MaxRequest: 1 << 20})
+	stream := sotwStream(t, relay)
+	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, VersionInfo: strings.Repeat("x", 2<<20)})
+	if _, err := stream.Recv(); err == nil {
+		t.Error("a request beyond the bound was taken")
+	}
+	again := sotwStream(t, relay)
+	send(t, again, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
+	receive(t, again)
+}
