@@ -304,10 +304,11 @@ func (r *running) nothingLeft() {
 			r.t.Errorf("Envoy %d is still there (%v)", pid, err)
 		}
 	}
+	kept := filepath.Join("etc/istio/proxy", lastGoodInDir) // which is to outlive the agent
 	reported := strings.Contains(r.out.String(), "report of the end written")
 	var files []string
 	_ = filepath.WalkDir(r.dir, func(path string, d os.DirEntry, _ error) error {
-		if d != nil && !d.IsDir() && !(reported && strings.Contains(path, "/"+reportDir+"/")) {
+		if d != nil && !d.IsDir() && !strings.Contains(path, kept) && !(reported && strings.Contains(path, "/"+reportDir+"/")) {
 			files = append(files, strings.TrimPrefix(path, r.dir+"/"))
 		}
 		return nil
