@@ -1,6 +1,7 @@
 package xdsproxy
 
 import (
+	"crypto/tls"
 	"errors"
 	"os"
 	"path/filepath"
@@ -93,4 +94,15 @@ func TestTokenIsReadForEachStreamAndMissedByName(t *testing.T) {
 	reasonContains(t, relay, "the token has expired")
 	write(t, token, []byte("second\n"))
 	receive(t, stream)
+}
+
+func TestControlPlaneOfAnOldTLSVersionIsRefused(t *testing.T) {
+	authority := testpki.New(t, "root")
+	roots := filepath.Join(t.TempDir(), "root-cert.pem")
+	write(t, roots, authority.PEM())
+	config := authority.ServerConfig(t, "127.0.0.1")
+	config.MinVersion, config.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
+	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", config)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{TLS: TLS{RootFile: roots}}})
+	reasonContains(t, relay, "protocol version")
 }
