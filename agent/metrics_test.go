@@ -71,7 +71,8 @@ var general = regexp.MustCompile(`^istio_agent_(go|process)_`)
 func metricsOfAnAgent(t *testing.T) []metric {
 	t.Helper()
 	s := newSetup(t, "127.104.16.1")
-	s.env = append(s.env, "ISTIO_META_DNS_CAPTURE=true")
+	s.env = append(s.env, "ISTIO_META_DNS_CAPTURE=true",
+		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, readinessProbe: {tcpSocket: {port: 1}, periodSeconds: 3600}}`, s.cp.address))
 	s.cp.start(t)
 	t.Chdir(s.dir)
 	a, err := New(Options{Config: resolve(t, Inputs{Env: s.env}), Logger: slog.New(slog.DiscardHandler), Started: time.Now()})

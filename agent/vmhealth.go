@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 )
 
@@ -41,15 +43,32 @@ func (a *Agent) newHealthCheck(report func(bool, string)) *healthCheck {
 		config: *a.Config.HealthCheck,
 		probe:  probe.New(probe.Config{HTTP2: c.HTTP2}).Check, // which keeps no connections, so that there is nothing to close
 		proxy:  a.undrained,
-		report: report,
 		logger: a.Logger.With("part", "health check"),
 
 		draining: a.orders.drain.done(),
 	}
+	h.report = a.measuredHealth(report)
 	if a.envoy != nil {
 		h.proxy = a.envoy.Health
 	}
 	return h
+}
+
+// measuredHealth makes what is reported a metric, too.
+func (a *Agent) measuredHealth(report func(bool, string)) func(bool, string) {
+	gauge := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "pilotfish_application_healthy",
+		Help: "What the control plane was told of the application's health: 1 is well, 0 unwell, or nothing yet. Only where ProxyConfig has a readinessProbe.",
+	})
+	a.metrics.MustRegister(gauge)
+	return func(healthy bool, message string) {
+		value := 0.0
+		if healthy {
+			value = 1
+		}
+		gauge.Set(value)
+		report(healthy, message)
+	}
 }
 
 func (h *healthCheck) part() part { return part{name: "health check", run: h.run, restart: true} }

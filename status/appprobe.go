@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 )
 
@@ -45,14 +47,17 @@ type appProbes struct {
 type appProbe struct {
 	spec   probe.Spec
 	logger *slog.Logger
-	turns  chan struct{} // holds one for each probe under way
-	queue  chan struct{} // holds one for each that is under way or waits
+	// How often it ended so; what its caller gave up is not counted.
+	succeeded, failed, refused prometheus.Counter
+
+	turns chan struct{} // holds one for each probe under way
+	queue chan struct{} // holds one for each that is under way or waits
 
 	mu      sync.Mutex
 	failing bool
 }
 
-func newAppProbes(c AppProbes, status net.Addr, logger *slog.Logger) *appProbes {
+func newAppProbes(c AppProbes, status net.Addr, results *prometheus.CounterVec, logger *slog.Logger) *appProbes {
 	a := &appProbes{paths: make(map[string]*appProbe, len(c.Paths))}
 	_, a.port, _ = net.SplitHostPort(status.String())
 	a.prober = probe.New(probe.Config{HTTP2: c.HTTP2, KeepAlive: c.KeepAlive, Refuse: a.refuseSelf})
@@ -60,8 +65,13 @@ func newAppProbes(c AppProbes, status net.Addr, logger *slog.Logger) *appProbes 
 		a.paths[path] = &appProbe{
 			spec:   spec,
 			logger: logger.With("path", path),
-			turns:  make(chan struct{}, mostProbes),
-			queue:  make(chan struct{}, mostProbes+mostWaiting),
+
+			succeeded: results.WithLabelValues(path, "success"),
+			failed:    results.WithLabelValues(path, "failure"),
+			refused:   results.WithLabelValues(path, "refused"),
+
+			turns: make(chan struct{}, mostProbes),
+			queue: make(chan struct{}, mostProbes+mostWaiting),
 		}
 	}
 	return a
@@ -87,7 +97,7 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeoutCause(r.Context(), limit, probe.TooLate(limit))
 	defer cancel()
 	answer, err := p.inTurn(ctx, func() (probe.Answer, error) { return a.ask(ctx, p.spec, r) })
-	p.tell(ctx, err)
+	p.tell(ctx, answer, err)
 	writeAnswer(w, answer, err)
 }
 
@@ -152,10 +162,19 @@ func writeAnswer(w http.ResponseWriter, answer probe.Answer, err error) {
 	}
 }
 
-// tell logs the first failure and the end of failing; the rest is the application's own business.
-func (p *appProbe) tell(ctx context.Context, err error) {
-	if errors.Is(err, errTooMany) || ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return // it was not asked, or the caller went away: that says nothing of the application
+// tell counts the result, and logs the first failure and the end of failing; the rest is the application's own business.
+func (p *appProbe) tell(ctx context.Context, answer probe.Answer, err error) {
+	if errors.Is(err, errTooMany) {
+		p.refused.Inc()
+		return // it was not asked: that says nothing of the application
+	}
+	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+		return // the caller went away
+	}
+	if err == nil && answer.Code < http.StatusBadRequest { // as a kubelet sees it
+		p.succeeded.Inc()
+	} else {
+		p.failed.Inc()
 	}
 	p.mu.Lock()
 	before := p.failing

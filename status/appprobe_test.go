@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -67,7 +69,8 @@ func TestApplicationProbesAreAnsweredByTheApplication(t *testing.T) {
 	_ = closed.Close()
 	h := health.NewServer()
 	h.SetServingStatus("stopped", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
-	_, url := run(t, Config{AppProbes: AppProbes{Paths: map[string]probe.Spec{
+	registry := prometheus.NewRegistry()
+	_, url := run(t, Config{Gatherer: registry, Registerer: registry, AppProbes: AppProbes{Paths: map[string]probe.Spec{
 		"/app-health/web/livez":       spec("/well"),
 		"/app-health/web/readyz":      spec("/ill"),
 		"/app-health/web/startupz":    spec("/long"),
@@ -107,6 +110,13 @@ func TestApplicationProbesAreAnsweredByTheApplication(t *testing.T) {
 		a := call(t, c.method, url+c.path, c.header...)
 		if a.code != c.code || !strings.HasPrefix(a.body, c.body) || len(a.body) > 10<<10 {
 			t.Errorf("%s %s: %d %.80q, want %d %.80q", c.method, c.path, a.code, a.body, c.code, c.body)
+		}
+	}
+	metrics := call(t, "GET", url+"/metrics").body
+	for _, want := range []string{`path="/app-health/web/livez",result="success"} 4`, `path="/app-health/web/livez",result="failure"} 0`,
+		`path="/app-health/web/readyz",result="failure"} 1`, `path="/app-health/tcp/readyz",result="failure"} 1`, `path="/app-health/grpc/readyz",result="refused"} 0`} {
+		if !strings.Contains(metrics, "\npilotfish_application_probes_total{"+want+"\n") {
+			t.Errorf("the metrics lack %s", want)
 		}
 	}
 	// A Host of the kubelet's own choice reaches the application as it is; the agent's port becomes the application's.
@@ -302,10 +312,22 @@ func TestCallerThatSendsItsBodySlowlyIsAnsweredAllTheSame(t *testing.T) {
 
 func TestProbeThatHadNoTurnIsNoFailureOfTheApplication(t *testing.T) {
 	var log strings.Builder
-	p := &appProbe{logger: slog.New(slog.NewTextHandler(&log, nil))}
-	p.tell(t.Context(), errTooMany)
-	p.tell(t.Context(), nil)
+	path, spec := "/app-health/web/livez", probe.Spec{}
+	m, err := newMetrics(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	app := newAppProbes(AppProbes{Paths: map[string]probe.Spec{path: spec}}, &net.TCPAddr{}, m.probes, slog.New(slog.NewTextHandler(&log, nil)))
+	defer app.prober.Close()
+	p := app.paths[path]
+	p.tell(t.Context(), probe.Answer{}, errTooMany)
+	p.tell(t.Context(), probe.Answer{Code: 200}, nil)
 	if log.Len() != 0 {
 		t.Errorf("told: %s", log.String())
+	}
+	for result, counter := range map[string]prometheus.Counter{"success": p.succeeded, "refused": p.refused} {
+		if n := testutil.ToFloat64(counter); n != 1 {
+			t.Errorf("%s: %v", result, n)
+		}
 	}
 }

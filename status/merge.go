@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	// scrapeTimeout bounds a scrape when the scraper does not say how long it waits, longestScrape when it does.
-	scrapeTimeout = 5 * time.Second
-	longestScrape = time.Minute
+	// scrapeTimeout bounds a scrape when the scraper does not say how long it waits, the others when it does.
+	scrapeTimeout  = 5 * time.Second
+	shortestScrape = 10 * time.Millisecond
+	longestScrape  = time.Minute
 	// mostScrapes are answered at a time; others wait for their turn. Two replicas of Prometheus and a person do not notice.
 	mostScrapes = 3
 	// mostOfOne are those of one address.
@@ -48,7 +49,7 @@ func timeoutOf(r *http.Request) time.Duration {
 	if err != nil || !(seconds > 0) { // NaN is not greater than 0 either
 		return scrapeTimeout
 	}
-	return time.Duration(min(seconds*0.9, longestScrape.Seconds()) * float64(time.Second))
+	return max(shortestScrape, time.Duration(min(seconds*0.9, longestScrape.Seconds())*float64(time.Second)))
 }
 
 // scrape is one merged scrape: the agent's own metrics, Envoy's, and those of the applications, in this order.
@@ -68,10 +69,14 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.scrapes.Inc()
 	took := timeoutOf(r)
 	// More than the scraper waits: what it does not take by then it does not want.
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(took + 10*time.Second))
+	response := http.NewResponseController(w)
+	_ = response.SetWriteDeadline(time.Now().Add(took + 10*time.Second))
 	ctx, cancel := context.WithTimeout(r.Context(), took)
 	defer cancel()
-	done, ok := s.scrapes.take(ctx, r.RemoteAddr)
+	done, ok := s.scrapes.take(ctx, r.RemoteAddr, func() {
+		cancel()
+		_ = response.SetWriteDeadline(time.Now())
+	})
 	if !ok {
 		http.Error(w, "too many scrapes at once", http.StatusServiceUnavailable)
 		return

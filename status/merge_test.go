@@ -217,7 +217,7 @@ func TestScrapeIsNotCompressedForThoseWhoRefuse(t *testing.T) {
 		"": false, "gzip": true, "GZIP": true, "deflate, gzip;q=0.5": true, "gzip;q=0": false, "gzip; q=0.000": false,
 		"gzip;q=x": false, "xgzip": false, "br,identity": false,
 	} {
-		if got := takesGzip([]string{header}); got != want {
+		if got := accepts([]string{header}, "gzip"); got != want {
 			t.Errorf("%q: %v, want %v", header, got, want)
 		}
 	}
@@ -253,7 +253,7 @@ func TestSlowEnvoyIsLeftOutInTheScrapersTime(t *testing.T) {
 func TestScrapeTimeoutIsTheScrapersWithinBounds(t *testing.T) {
 	for header, want := range map[string]time.Duration{
 		"": scrapeTimeout, "10": 9 * time.Second, "0": scrapeTimeout, "-3": scrapeTimeout, "NaN": scrapeTimeout, "x": scrapeTimeout,
-		"1e300": longestScrape, "+Inf": longestScrape,
+		"0.5": 450 * time.Millisecond, "1e-12": shortestScrape, "1e300": longestScrape, "+Inf": longestScrape,
 	} {
 		r := &http.Request{Header: http.Header{"X-Prometheus-Scrape-Timeout-Seconds": {header}}}
 		if got := timeoutOf(r); got != want {

@@ -12,6 +12,7 @@ type metrics struct {
 	scrapes  prometheus.Counter
 	failures *prometheus.CounterVec
 	startup  prometheus.Gauge
+	probes   *prometheus.CounterVec
 }
 
 // The sources of /metrics, as the failures' label names them.
@@ -29,6 +30,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "istio_agent_scrape_failures_total", Help: "Sources that were missing from a scrape, by source.",
 		}, []string{"type"}),
+		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pilotfish_application_probes_total",
+			Help: "Probes of the application that a kubelet had the agent make, by path and by result: success, failure, or refused, since too many were under way.",
+		}, []string{"path", "result"}),
 		startup: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "istio_agent_startup_duration_seconds", Help: "Time from the agent's start until it was first found ready.",
 		}),
@@ -40,7 +45,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	if r == nil {
 		return m, nil
 	}
-	if err := errors.Join(r.Register(m.scrapes), r.Register(m.failures), r.Register(m.startup)); err != nil {
+	if err := errors.Join(r.Register(m.scrapes), r.Register(m.failures), r.Register(m.startup), r.Register(m.probes)); err != nil {
 		return nil, fmt.Errorf("registering the status server's metrics: %w", err)
 	}
 	return m, nil

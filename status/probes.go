@@ -100,7 +100,7 @@ func serveReport(w http.ResponseWriter, r *http.Request, report Report, word str
 	if !report.Ready {
 		code = http.StatusServiceUnavailable
 	}
-	if r.URL.Query().Get("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {
+	if r.URL.Query().Get("format") == "json" || accepts(r.Header.Values("Accept"), "application/json") {
 		writeJSON(w, code, report)
 		return
 	}

@@ -30,6 +30,11 @@ func TestReadinessTellsWhyNotSinceWhenAndWhatToDo(t *testing.T) {
 	if a.code != 503 || a.body != text {
 		t.Errorf("not ready: %d %q", a.code, a.body)
 	}
+	for _, accept := range []string{"application/json;q=0", "text/plain, application/json;q=0.0", "application/jsonp", "*/*"} {
+		if a = call(t, "GET", url+"/healthz/ready", "Accept", accept); a.body != text {
+			t.Errorf("Accept: %s gives %q", accept, a.body)
+		}
+	}
 	for _, how := range [][]string{{url + "/healthz/ready?format=json"}, {url + "/healthz/ready", "Accept", "application/json"}} {
 		a = call(t, "GET", how[0], how[1:]...)
 		const want = `{"ready":false,"reasons":[{"part":"sds","ready":true,"reason":"certificate for 23h"},` +

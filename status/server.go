@@ -79,7 +79,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: newTurns(mostScrapes, mostOfOne), crowd: crowd{most: mostConnections}}
+	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: newTurns(mostScrapes, mostOfOne, tenure), crowd: crowd{most: mostConnections}}
 	if err := s.registerReadiness(c.Registerer); err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func New(c Config) (*Server, error) {
 		return nil, fmt.Errorf("agent status server: %w", portowner.Explain("tcp", c.Address, err))
 	}
 	s.listener = listener
-	s.app = newAppProbes(c.AppProbes, listener.Addr(), c.Logger)
+	s.app = newAppProbes(c.AppProbes, listener.Addr(), m.probes, c.Logger)
 	s.http = &http.Server{
 		ConnState:         s.noteConnection,
 		Handler:           s.handler(),

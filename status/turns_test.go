@@ -3,17 +3,18 @@ package status
 import (
 	"context"
 	"testing"
+	"time"
 )
 
 func TestOneAddressDoesNotTakeAllTurns(t *testing.T) {
 	const greedy, other, third = "192.0.2.1:1000", "192.0.2.2:1000", "[2001:db8::1]:1"
-	s := newTurns(3, 2)
+	s := newTurns(3, 2, time.Hour)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	var given []func()
 	take := func(who string) {
 		t.Helper()
-		done, ok := s.take(t.Context(), who)
+		done, ok := s.take(t.Context(), who, func() {})
 		if !ok {
 			t.Fatalf("%s got no turn", who)
 		}
@@ -22,13 +23,13 @@ func TestOneAddressDoesNotTakeAllTurns(t *testing.T) {
 	take(greedy)
 	take(greedy)
 	for range 20 { // select takes either branch
-		if done, ok := s.take(over, greedy); ok {
+		if done, ok := s.take(over, greedy, nil); ok {
 			done()
 			t.Fatal("one address has three turns of three")
 		}
 	}
 	take(other)
-	if done, ok := s.take(over, third); ok {
+	if done, ok := s.take(over, third, nil); ok {
 		done()
 		t.Fatal("there were four turns of three")
 	}
@@ -38,4 +39,36 @@ func TestOneAddressDoesNotTakeAllTurns(t *testing.T) {
 	if len(s.callers) != 0 || len(s.places) != 0 {
 		t.Errorf("%d callers and %d turns are left", len(s.callers), len(s.places))
 	}
+}
+
+func TestOldestAnswerIsGivenUpForScraperOfAnotherAddress(t *testing.T) {
+	s := newTurns(3, 2, 20*time.Millisecond)
+	given := make(chan int, 10)
+	var all []func()
+	for i, who := range []string{"192.0.2.1:1000", "192.0.2.2:1000", "192.0.2.1:1001"} {
+		ended := make(chan struct{})
+		done, ok := s.take(t.Context(), who, func() { given <- i; close(ended) })
+		if !ok {
+			t.Fatalf("%s got no turn", who)
+		}
+		go func() { <-ended; done() }()
+		all = append(all, func() { close(ended) })
+	}
+	for want := range 3 {
+		done, ok := s.take(t.Context(), "192.0.2.3:1", func() { t.Error("the third address's answer was given up, although nobody waited") })
+		if !ok {
+			t.Fatal("the third address got no turn")
+		}
+		if want == 0 {
+			if first := <-given; first != 0 {
+				t.Errorf("turn %d was given up and not the oldest", first)
+			}
+		}
+		done()
+	}
+	if len(given) != 0 {
+		t.Errorf("%d more turns were given up than one was needed", len(given))
+	}
+	all[1]()
+	all[2]()
 }
