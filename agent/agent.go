@@ -13,6 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/dns"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 	"github.com/pilotfish-mesh/pilotfish/sts"
+	"github.com/pilotfish-mesh/pilotfish/wasm"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
@@ -54,8 +55,9 @@ type Agent struct {
 	certificates *sds.Server
 	// credential gives tokens that are in no file; nil when they are in one.
 	credential func(context.Context) (string, error)
-	tokens     *sts.Server // nil when none are exchanged
-	names      *dns.Server // nil when no DNS questions are answered
+	tokens     *sts.Server   // nil when none are exchanged
+	names      *dns.Server   // nil when no DNS questions are answered
+	modules    *wasm.Modules // nil when Envoy fetches its modules itself
 
 	orders orders
 	family family
@@ -126,6 +128,9 @@ func (a *Agent) makeParts() ([]part, error) {
 	if a.names, err = a.newNames(); err != nil {
 		return nil, err
 	}
+	if a.modules, err = a.newModules(); err != nil {
+		return nil, err
+	}
 	relay, err := a.newRelay()
 	if err != nil {
 		return nil, err
@@ -141,6 +146,9 @@ func (a *Agent) makeParts() ([]part, error) {
 	}
 	if a.tokens != nil {
 		parts = append(parts, part{name: "tokens", run: a.tokens.Run, health: a.tokens.Condition})
+	}
+	if a.modules != nil {
+		parts = append(parts, part{name: "wasm", run: a.modules.Run, restart: true})
 	}
 	if a.names != nil {
 		parts = append(parts, part{name: "dns", run: a.names.Run, health: a.names.Condition})

@@ -29,6 +29,7 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 		LossLimit:         a.Config.Health.LossLimit,
 		Local:             a.localTypes(),
 		LastGood:          xdsproxy.LastGood{Dirs: a.Config.LastGood.Dirs, MaxBytes: a.Config.LastGood.MaxBytes},
+		Rewrite:           a.rewriters(),
 		Logger:            a.Logger.With("part", "xds"),
 		Metrics:           a.metrics,
 	})

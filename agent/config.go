@@ -30,6 +30,8 @@ type Config struct {
 	TokenExchange *TokenExchangeConfig
 	// Names is nil when no DNS questions are answered.
 	Names *NamesConfig
+	// Wasm is nil when Envoy fetches its Wasm modules itself.
+	Wasm *WasmConfig
 	// HealthCheck is nil when no application is to be watched.
 	HealthCheck *HealthCheckConfig
 	// LastGood is where what Envoy accepted is kept.

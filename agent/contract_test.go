@@ -118,6 +118,16 @@ var variables = []variable{
 	{name: "DNS_RESOLV_CONF", setting: "dns.resolvConf", otherwise: "/etc/resolv.conf", given: "/run/resolv.conf", with: namesOn},
 	{name: "DNS_KEEP_NAMES", setting: "dns.keepNames", otherwise: "true", given: "false", bad: "x", remedy: "true or false", with: namesOn},
 
+	{name: "ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION", setting: "wasm.fetch", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
+	{name: "WASM_MODULE_DIR", setting: "wasm.directory", otherwise: "etc/istio/proxy/wasm", given: "/tmp"},
+	{name: "WASM_MODULE_EXPIRY", setting: "wasm.expiry", otherwise: "24h0m0s", given: "1h", value: "1h0m0s", bad: "0s", remedy: "24h"},
+	{name: "WASM_PURGE_INTERVAL", setting: "wasm.purgeInterval", otherwise: "1h0m0s", given: "1m", value: "1m0s", bad: "0s", remedy: "duration"},
+	{name: "WASM_HTTP_REQUEST_TIMEOUT", setting: "wasm.timeout", otherwise: "15s", given: "5s", bad: "0s", remedy: "15s"},
+	{name: "WASM_HTTP_REQUEST_MAX_RETRIES", setting: "wasm.retries", otherwise: "5", given: "0", bad: "-1", remedy: "0 to 100"},
+	{name: "WASM_INSECURE_REGISTRIES", setting: "wasm.insecureRegistries", given: "a.example, b.example:5000"},
+	{name: "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", setting: "wasm.maxSize", otherwise: "268435456", given: "1000", bad: "256MiB", remedy: "bytes"},
+	{name: "BLOCKED_CIDRS_IN_WASM_FETCH", setting: "wasm.blocked", given: "10.0.0.0/8", bad: "all", remedy: "networks"},
+
 	{name: "PROXY_BIND_ADDRESS", setting: "bindAddress", given: "127.0.0.9", bad: "here", remedy: "IP address"},
 	{name: "PROXY_MEMORY_LIMIT", setting: "bootstrap.memoryLimit", otherwise: "none", given: "256Mi", value: "268435456", bad: "256", remedy: "256Mi"},
 	{name: "ENVOY_PATH", setting: "envoy.path", given: "/opt/envoy"},

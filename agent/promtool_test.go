@@ -15,6 +15,8 @@ var contractNames = map[string]bool{
 	"istio_agent_envoy_connection_terminations": true, "istio_agent_num_outgoing_requests": true,
 	"istio_agent_num_failed_outgoing_requests": true, "istio_agent_num_outgoing_retries": true,
 	"istio_agent_outgoing_latency": true, "istio_agent_xds_proxy_requests": true, "istio_agent_xds_proxy_responses": true,
+	"istio_agent_wasm_cache_lookup_count": true, "istio_agent_wasm_remote_fetch_count": true,
+	"istio_agent_wasm_config_conversion_count": true, "istio_agent_wasm_config_conversion_duration": true,
 }
 
 // remarksOn gives promtool's remarks on an exposition. What it cannot read fails the test.

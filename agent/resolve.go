@@ -78,6 +78,7 @@ func Resolve(in Inputs) (*Config, error) {
 	r.others()
 	r.tokenExchange()
 	r.names()
+	r.wasm()
 	r.unheard()
 	if err := r.env.err(); err != nil {
 		return nil, err

@@ -11,16 +11,12 @@ import (
 // unsupported are variables of the contract that change what the agent does, and that this agent does not honour yet,
 // each with the value that asks for no more than what happens anyway.
 var unsupported = map[string]string{
-	"COMPLIANCE_POLICY":                              "",
-	"PEER_METADATA_DISCOVERY":                        "false",
-	"ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION": "true",
+	"COMPLIANCE_POLICY":       "",
+	"PEER_METADATA_DISCOVERY": "false",
 }
 
-// inertVariables are of the contract too, but change only parts that this agent does not have yet (its Wasm modules,
-// which are warned about where they are switched on), or that are read by something else beside it.
+// inertVariables are of the contract too, but change only parts that this agent does not have, or that are read by something else beside it.
 var inertVariables = []string{
-	"WASM_MODULE_EXPIRY", "WASM_PURGE_INTERVAL", "WASM_HTTP_REQUEST_TIMEOUT", "WASM_HTTP_REQUEST_MAX_RETRIES",
-	"WASM_INSECURE_REGISTRIES", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", "BLOCKED_CIDRS_IN_WASM_FETCH",
 	"GCP_METADATA", "GCP_ZONE", "GCP_QUOTA_PROJECT",
 	// What redirection, and the scripts that start agents on machines, go by.
 	"ISTIO_AGENT_FLAGS", "ISTIO_BIN_BASE", "ISTIO_CFG", "ISTIO_CP_AUTH", "ISTIO_CUSTOM_IP_TABLES", "ISTIO_INBOUND_PORTS",
@@ -50,6 +46,8 @@ var knownVariables = []string{
 	"ISTIO_PROMETHEUS_ANNOTATIONS", "METRICS_LOCALHOST_ACCESS_ONLY", "ENVOY_SECURE_METRICS_PORT", "ENVOY_SECURE_MERGED_METRICS_PORT",
 	"METRICS_HTTPS_PORTS", "METRICS_MAX_APPLICATION_BYTES",
 	"TOKEN_EXCHANGE_URL", "TOKEN_EXCHANGE_ROOT_CA", "TOKEN_EXCHANGE_CLIENT_ID", "TOKEN_EXCHANGE_CLIENT_SECRET_FILE",
+	"ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION", "WASM_MODULE_DIR", "WASM_MODULE_EXPIRY", "WASM_PURGE_INTERVAL", "WASM_HTTP_REQUEST_TIMEOUT",
+	"WASM_HTTP_REQUEST_MAX_RETRIES", "WASM_INSECURE_REGISTRIES", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", "BLOCKED_CIDRS_IN_WASM_FETCH",
 	"DNS_PROXY_ADDR", "DNS_FORWARD_PARALLEL", "DNS_FORWARD_TIMEOUT", "DNS_RESOLV_CONF", "DNS_TTL", "DNS_ALLOW_FROM", "DNS_KEEP_NAMES",
 	"TOKEN_EXCHANGE_GOOGLE_AUDIENCE", "TOKEN_EXCHANGE_GOOGLE_SERVICE_ACCOUNT", "TOKEN_EXCHANGE_ISSUERS", "TOKEN_EXCHANGE_AUDIENCES",
 }

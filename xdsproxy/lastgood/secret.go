@@ -17,6 +17,7 @@ var secretMarks = []struct {
 	{[]byte("envoy.extensions.filters.http.api_key_auth."), "API keys are in it"},
 	{[]byte("envoy.extensions.filters.http.basic_auth."), "passwords are in it"},
 	{[]byte(secretType), "a secret is in it"},
+	{[]byte("ISTIO_META_WASM_IMAGE_PULL_SECRET"), "a pull secret is in it"},
 }
 
 // secretIn says what is secret in a resource, or nothing.

@@ -1,0 +1,60 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/pilotfish-mesh/pilotfish/wasm"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
+)
+
+// newModules is nil when Envoy fetches its Wasm modules itself.
+func (a *Agent) newModules() (*wasm.Modules, error) {
+	c := a.Config.Wasm
+	if c == nil {
+		return nil, nil
+	}
+	retries := c.Retries
+	if retries == 0 {
+		retries = -1
+	}
+	return wasm.New(wasm.Config{
+		Dir:           c.Dir,
+		Expiry:        c.Expiry,
+		PurgeInterval: c.PurgeInterval,
+		Timeout:       c.Timeout,
+		Retries:       retries,
+		MaxSize:       c.MaxSize,
+		Insecure:      c.Insecure,
+		Blocked:       c.Blocked,
+		Logger:        a.Logger.With("part", "wasm"),
+		Metrics:       a.metrics,
+	})
+}
+
+// rewriters are, by type, what changes resources on their way to Envoy.
+func (a *Agent) rewriters() map[string]xdsproxy.Rewriter {
+	if a.modules == nil {
+		return nil
+	}
+	return map[string]xdsproxy.Rewriter{wasm.ExtensionConfigType: func(ctx context.Context, resources []xdsproxy.Resource) ([]xdsproxy.Resource, error) {
+		return resources, rewriteValues(ctx, a.modules, resources)
+	}}
+}
+
+// rewriteValues changes the resources in place, but for those that are not what they should be, which are Envoy's to judge.
+func rewriteValues(ctx context.Context, modules *wasm.Modules, resources []xdsproxy.Resource) error {
+	var places []int
+	var values [][]byte
+	for i, r := range resources {
+		if r.Type == wasm.ExtensionConfigType {
+			places, values = append(places, i), append(values, r.Value)
+		}
+	}
+	if err := modules.Rewrite(ctx, values); err != nil {
+		return err
+	}
+	for i, place := range places {
+		resources[place].Value = values[i]
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+package wasm
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+)
+
+// dockerConfig has what a pull secret of Kubernetes (kubernetes.io/dockerconfigjson) says of registries. Programs that such
+// a file may name for getting credentials are not run.
+type dockerConfig map[string]dockerAuth
+
+type dockerAuth struct {
+	Username      string `json:"username"`
+	Password      string `json:"password"`
+	Auth          string `json:"auth"`
+	IdentityToken string `json:"identitytoken"`
+	RegistryToken string `json:"registrytoken"`
+}
+
+var errPullSecret = errors.New("its pull secret cannot be read; write a secret of type kubernetes.io/dockerconfigjson")
+
+// parseDockerConfig tells nothing of the content in its error.
+func parseDockerConfig(secret []byte) (dockerConfig, error) {
+	var file struct {
+		Auths dockerConfig `json:"auths"`
+	}
+	if json.Unmarshal(secret, &file) != nil {
+		return nil, errPullSecret
+	}
+	for key, auth := range file.Auths {
+		if auth.Auth == "" {
+			continue
+		}
+		text, err := base64.StdEncoding.DecodeString(auth.Auth)
+		if err != nil {
+			if text, err = base64.RawStdEncoding.DecodeString(auth.Auth); err != nil {
+				return nil, errPullSecret
+			}
+		}
+		user, password, ok := strings.Cut(string(text), ":")
+		if !ok {
+			return nil, errPullSecret
+		}
+		auth.Username, auth.Password = user, strings.TrimRight(password, "\x00")
+		file.Auths[key] = auth
+	}
+	return file.Auths, nil
+}
+
+// find takes the entry that says most of where an image is: registry/path before registry.
+func (c dockerConfig) find(registry, repository string) (authn.AuthConfig, bool) {
+	best, longest := dockerAuth{}, -1
+	for key, auth := range c {
+		place := normalPlace(key)
+		whole := normalRegistry(registry) + "/" + repository + "/"
+		if strings.HasPrefix(whole, place+"/") && len(place) > longest {
+			best, longest = auth, len(place)
+		}
+	}
+	return authn.AuthConfig{
+		Username: best.Username, Password: best.Password, IdentityToken: best.IdentityToken, RegistryToken: best.RegistryToken,
+	}, longest >= 0
+}
+
+// normalPlace is the key of an entry without what old files have around it: https://index.docker.io/v1/.
+func normalPlace(key string) string {
+	key = strings.TrimPrefix(strings.TrimPrefix(key, "https://"), "http://")
+	key = strings.TrimSuffix(key, "/")
+	host, rest, _ := strings.Cut(key, "/")
+	if rest == "v1" || rest == "v2" {
+		rest = ""
+	}
+	host = normalRegistry(host)
+	if rest == "" {
+		return host
+	}
+	return host + "/" + rest
+}
+
+func normalRegistry(host string) string {
+	if host == "docker.io" || host == "registry-1.docker.io" {
+		return "index.docker.io"
+	}
+	return host
+}

@@ -1,0 +1,85 @@
+package wasm
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// The results of conversions and fetches, by Istio's names.
+const (
+	resultSuccess      = "success"
+	resultNoRemote     = "no_remote_load"
+	resultMarshal      = "marshal_failure"
+	resultFetch        = "fetch_failure"
+	resultMissingHint  = "miss_remote_fetch_hint"
+	resultDownload     = "download_failure"
+	resultMismatch     = "checksum_mismatched"
+	millisecondsPerSec = 1000
+)
+
+// metrics are named as Istio's agent names them.
+type metrics struct {
+	lookups     *prometheus.CounterVec
+	fetches     *prometheus.CounterVec
+	conversions *prometheus.CounterVec
+	duration    prometheus.Histogram
+}
+
+func newMetrics() *metrics {
+	vector := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	}
+	return &metrics{
+		lookups:     vector("istio_agent_wasm_cache_lookup_count", "Wasm modules looked for among those that are kept, by whether it was there.", "hit"),
+		fetches:     vector("istio_agent_wasm_remote_fetch_count", "Fetches of Wasm modules, by result.", "result"),
+		conversions: vector("istio_agent_wasm_config_conversion_count", "Filters whose Wasm module was to be made a local file, by result.", "result"),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "istio_agent_wasm_config_conversion_duration",
+			Help:    "Milliseconds that making modules local files took, by response.",
+			Buckets: []float64{1, 5, 10, 50, 100, 500, 1000, 5000, 10000, 60000},
+		}),
+	}
+}
+
+func (m *metrics) register(registerer prometheus.Registerer, s *store) error {
+	if registerer == nil {
+		return nil
+	}
+	entries := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "istio_agent_wasm_cache_entries", Help: "Wasm modules that are kept.",
+	}, func() float64 { n, _ := s.count(); return float64(n) })
+	size := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pilotfish_wasm_cache_bytes", Help: "Size of the Wasm modules that are kept.",
+	}, func() float64 { _, bytes := s.count(); return float64(bytes) })
+	for _, c := range []prometheus.Collector{m.lookups, m.fetches, m.conversions, m.duration, entries, size} {
+		if err := registerer.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *metrics) lookup(hit bool) {
+	value := "false"
+	if hit {
+		value = "true"
+	}
+	m.lookups.WithLabelValues(value).Inc()
+}
+
+func (m *metrics) fetched(err error) {
+	result := resultSuccess
+	switch {
+	case errors.Is(err, errMismatch):
+		result = resultMismatch
+	case err != nil:
+		result = resultDownload
+	}
+	m.fetches.WithLabelValues(result).Inc()
+}
+
+func (m *metrics) took(d time.Duration) {
+	m.duration.Observe(d.Seconds() * millisecondsPerSec)
+}

@@ -1,0 +1,145 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+const (
+	// memberName is the module's name in the layers of images that are not artifacts.
+	memberName = "plugin.wasm"
+	// mostLayers bounds the layers of an image that are looked at.
+	mostLayers = 16
+)
+
+// wholeModule are the types of layers that are a module, not an archive with one.
+var wholeModule = []types.MediaType{
+	"application/vnd.module.wasm.content.layer.v1+wasm",
+	"application/wasm",
+	"application/vnd.wasm.content.layer.v1+wasm",
+}
+
+// fromRegistry fetches an image: an artifact whose layer is the module, or an OCI or Docker image with a file plugin.wasm.
+func (m *Modules) fromRegistry(ctx context.Context, reference string, module Module, known *entry) (*fetched, error) {
+	options := []name.Option{name.WeakValidation}
+	registry, _, _ := strings.Cut(reference, "/")
+	if m.config.trusted(registry) {
+		options = append(options, name.Insecure)
+	}
+	ref, err := name.ParseReference(reference, options...)
+	if err != nil {
+		return nil, unreadableError{fmt.Errorf("reading its reference: %w", err)}
+	}
+	auth, err := credentials(module.Secret, ref.Context())
+	if err != nil {
+		return nil, unreadableError{err}
+	}
+	descriptor, err := remote.Get(ref,
+		remote.WithContext(ctx),
+		remote.WithAuth(auth),
+		remote.WithTransport(m.config.transport(true)),
+		remote.WithRetryBackoff(remote.Backoff{Steps: 1}), // retries are fetch's
+		remote.WithRetryStatusCodes(),
+	)
+	if err != nil {
+		return nil, registryError(err)
+	}
+	image, err := descriptor.Image()
+	if err != nil {
+		return nil, registryError(err)
+	}
+	digest, err := image.Digest()
+	if err != nil {
+		return nil, registryError(err)
+	}
+	switch pinned := module.SHA256; {
+	case pinned != "" && pinned != digest.Hex && pinned != descriptor.Digest.Hex:
+		return nil, fmt.Errorf("the image has the digest %s: %w", digest.Hex, errMismatch)
+	case known != nil && known.Digest == digest.Hex:
+		return nil, errUnchanged
+	}
+	f, err := m.fromImage(image)
+	if err != nil {
+		return nil, registryError(err)
+	}
+	f.digest = digest.Hex
+	if module.SHA256 != "" {
+		f.digest = module.SHA256 // the digest of an index, perhaps, under which it will be asked for again
+	}
+	return f, nil
+}
+
+// fromImage takes the module from the last layer that has one: later layers lie over earlier ones.
+func (m *Modules) fromImage(image v1.Image) (*fetched, error) {
+	layers, err := image.Layers()
+	if err != nil {
+		return nil, err
+	}
+	if len(layers) == 0 || len(layers) > mostLayers {
+		return nil, unreadableError{fmt.Errorf("the image has %d layers; a module has 1 to %d", len(layers), mostLayers)}
+	}
+	for i := len(layers) - 1; ; i-- {
+		f, err := m.fromLayer(layers[i])
+		if err == nil || i == 0 || !errors.As(err, new(unreadableError)) {
+			return f, err
+		}
+	}
+}
+
+func (m *Modules) fromLayer(layer v1.Layer) (*fetched, error) {
+	size, err := layer.Size()
+	if err != nil {
+		return nil, err
+	}
+	if size > m.config.MaxSize {
+		return nil, fmt.Errorf("a layer of the image has %d bytes: %w", size, errTooLarge)
+	}
+	kind, err := layer.MediaType()
+	if err != nil {
+		return nil, err
+	}
+	content, err := layer.Compressed()
+	if err != nil {
+		return nil, err
+	}
+	defer content.Close()
+	member := memberName
+	for _, whole := range wholeModule {
+		if kind == whole {
+			member = ""
+		}
+	}
+	return m.spool(content, member) // which reads to the end, where the layer's digest is verified
+}
+
+func registryError(err error) error {
+	var refused *transport.Error
+	if errors.As(err, &refused) {
+		return fmt.Errorf("%w: %w", statusError{refused.StatusCode}, withoutURL(err))
+	}
+	return withoutURL(err)
+}
+
+// credentials are those for the registry in a Docker configuration.
+func credentials(secret []byte, repository name.Repository) (authn.Authenticator, error) {
+	if len(secret) == 0 {
+		return authn.Anonymous, nil
+	}
+	auths, err := parseDockerConfig(secret)
+	if err != nil {
+		return nil, err
+	}
+	if found, ok := auths.find(repository.RegistryStr(), repository.RepositoryStr()); ok {
+		return authn.FromConfig(found), nil
+	}
+	return authn.Anonymous, nil
+}
