@@ -27,6 +27,13 @@ var translated = []netip.Prefix{netip.MustParsePrefix("64:ff9b::/96"), netip.Mus
 
 var errBlocked = errors.New("modules are not fetched from there")
 
+// plaintextError is of hosts that would be asked without TLS.
+type plaintextError struct{ host string }
+
+func (e plaintextError) Error() string {
+	return fmt.Sprintf("%s is not asked without TLS; if it has none, name it in WASM_INSECURE_REGISTRIES", e.host)
+}
+
 // allowed says whether modules may be fetched from an address.
 func (c *Config) allowed(address netip.Addr) bool {
 	ip := address.Unmap().WithZone("")
@@ -87,7 +94,7 @@ func (c *Config) transport(encrypted bool) *roundTripper {
 func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	trusted := t.config.trusted(r.URL.Host)
 	if t.encrypted && !trusted && r.URL.Scheme != "https" {
-		return nil, fmt.Errorf("%s offers no TLS: %w; if that is meant, name the host in WASM_INSECURE_REGISTRIES", r.URL.Host, errBlocked)
+		return nil, plaintextError{r.URL.Host}
 	}
 	if trusted {
 		return t.anyone.RoundTrip(r)

@@ -265,7 +265,7 @@ func TestServersShowACertificateUnlessTheyAreTrustedWithout(t *testing.T) {
 	plain := serve(t, gives(tiny))
 	o.now(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, plain.URL, http.StatusFound) })
 	_, err := running(t, func(c *Config) { c.Roots = authority.Pool() }).File(context.Background(), Module{URL: o.URL})
-	if !errors.Is(err, errBlocked) || plain.asked.Load() != 0 {
+	if !errors.As(err, new(plaintextError)) || plain.asked.Load() != 0 {
 		t.Errorf("redirected to a server without TLS: %v", err)
 	}
 }

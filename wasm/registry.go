@@ -126,7 +126,11 @@ func registryError(err error) error {
 	if errors.As(err, &refused) {
 		return fmt.Errorf("%w: %w", statusError{refused.StatusCode}, withoutURL(err))
 	}
-	return withoutURL(err)
+	reason := withoutURL(err)
+	if plain := (plaintextError{}); errors.As(err, &plain) && !errors.As(reason, &plain) {
+		return fmt.Errorf("%w, and %w", reason, plain) // TLS failed, and plain text was tried after it
+	}
+	return reason
 }
 
 // credentials are those for the registry in a Docker configuration.
