@@ -50,13 +50,6 @@ func (b *envoyBook) acknowledge(a *account) {
 	b.accepted[a.TypeURL] = nil
 }
 
-// What a person can do.
-const (
-	reachRemedy      = "see that the control plane runs, that discoveryAddress is right, and that root certificate and token are in place"
-	credentialRemedy = "see that what renews the token or the client certificate works"
-	mendRemedy       = "mend the configuration that the reason names; the control plane sends it anew"
-)
-
 func (l *ledger) condition(process int32, lossLimit time.Duration) health.Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +75,7 @@ func (l *ledger) condition(process int32, lossLimit time.Duration) health.Condit
 	}
 	c.Reason = strings.Join(append(reasons, b.rejections()...), "; ")
 	if c.Remedy == "" && c.Reason != "" {
-		c.Remedy = mendRemedy
+		c.Remedy = remedyFor(c.Reason)
 	}
 	return c
 }
@@ -101,7 +94,7 @@ func (l *ledger) conditionForClients(lossLimit time.Duration) health.Condition {
 
 // condition of an Envoy that lacks some type.
 func (b *envoyBook) condition() health.Condition {
-	c := health.Condition{Remedy: mendRemedy}
+	c := health.Condition{}
 	var reasons []string
 	for typeURL, nack := range b.lacking {
 		reasons = append(reasons, fmt.Sprintf("Envoy rejected its first %s configuration: %s", shortType(typeURL), nack.Reason))
@@ -111,6 +104,7 @@ func (b *envoyBook) condition() health.Condition {
 	}
 	slices.Sort(reasons)
 	c.Reason = strings.Join(reasons, "; ")
+	c.Remedy = remedyFor(c.Reason)
 	return c
 }
 

@@ -233,3 +233,20 @@ func TestNamesOfAnIstioMeshResolve(t *testing.T) {
 		})
 	}
 }
+
+// TestFilterOfAnotherEnvoyIsNamed: where istiod was not told that Envoy is the upstream release, the pod does not become
+// ready, and says which filter is at fault and what to tell istiod.
+func TestFilterOfAnotherEnvoyIsNamed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10.157.0.1")
+	plane := newIstiod(t, n, cluster(), strict, "PILOT_ENABLE_ALPN_FILTER=true", "PILOT_ENABLE_METADATA_EXCHANGE=true")
+	newPod(t, plane, "web", webAddress).start(t)
+	testenv.Eventually(t, "the agent names the filter", func() error {
+		code, body, err := n.request("http://" + webAddress + ":15020/healthz/ready")
+		if err != nil || code != http.StatusServiceUnavailable || !strings.Contains(string(body), "istio.metadata_exchange") ||
+			!strings.Contains(string(body), "PILOT_ENABLE_METADATA_EXCHANGE=false") {
+			return fmt.Errorf("%d %s %v", code, body, err)
+		}
+		return nil
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -35,18 +36,23 @@ var stockEnvoy = []string{"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_
 
 // istiod is Istio's control plane, with the Kubernetes API that it knows.
 type istiod struct {
-	node   *node
-	kube   *kube
-	dir    string
+	node *node
+	kube *kube
+	dir  string
+	// mesh is its MeshConfig, and environment what goes over its usual one.
+	mesh        string
+	environment []string
+
 	output *testenv.Buffer
 	cmd    *exec.Cmd
 	ended  <-chan struct{}
 }
 
-// newIstiod starts the control plane on a node, with policies in its configuration's directory.
-func newIstiod(t testing.TB, n *node, k *kube, policies string) *istiod {
+// newIstiod starts the control plane on a node, with policies in its configuration's directory and with more in its
+// environment.
+func newIstiod(t testing.TB, n *node, k *kube, policies string, environment ...string) *istiod {
 	t.Helper()
-	i := &istiod{node: n, kube: k, dir: t.TempDir()}
+	i := &istiod{node: n, kube: k, dir: t.TempDir(), environment: environment}
 	k.serve(t, n.listen(t, n.address.String()+":6443"))
 	i.write(t, "kubeconfig", fmt.Sprintf(`
 apiVersion: v1
@@ -56,7 +62,8 @@ contexts: [{name: test, context: {cluster: test, user: test}}]
 users: [{name: test, user: {}}]
 current-context: test
 `, n.address))
-	i.write(t, "mesh.yaml", fmt.Sprintf("configSources: [{address: \"fs://%s/policies\"}]\naccessLogFile: /dev/stdout\n", i.dir))
+	i.mesh = fmt.Sprintf("configSources: [{address: \"fs://%s/policies\"}]\naccessLogFile: /dev/stdout\n", i.dir)
+	i.write(t, "mesh.yaml", i.mesh)
 	i.write(t, "policies/all.yaml", policies)
 	i.layOutInjector(t)
 	i.start(t)
@@ -80,8 +87,9 @@ func (i *istiod) start(t testing.TB) {
 	i.cmd = exec.Command(istiodBinary(t), "discovery", "--meshConfig", "mesh.yaml", "--kubeconfig", "kubeconfig",
 		"--httpsAddr", "", "--ctrlz_port", "0", "--log_output_level", "default:error,ads:info,delta:info")
 	i.cmd.Dir = i.dir
-	i.cmd.Env = append(stockEnvoy, "POD_NAME=istiod", "POD_NAMESPACE=istio-system", "HOME="+i.dir, "PATH="+os.Getenv("PATH"),
+	i.cmd.Env = append(slices.Clone(stockEnvoy), "POD_NAME=istiod", "POD_NAMESPACE=istio-system", "HOME="+i.dir, "PATH="+os.Getenv("PATH"),
 		"ISTIO_KUBE_CLIENT_CONTENT_TYPE=json", "ENABLE_LEADER_ELECTION=false", "PILOT_ENABLE_GATEWAY_API=false")
+	i.cmd.Env = append(i.cmd.Env, i.environment...)
 	i.output, i.ended = i.node.start(t, i.cmd)
 	testenv.Eventually(t, "istiod is ready", func() error {
 		select {
