@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -86,8 +87,7 @@ func (u *upstream) askOnce(ctx context.Context, q question, edns bool) (*dns.Msg
 // exchange uses a socket of its own, whose port the kernel draws: who would forge an answer has to guess it, the id and
 // the spelling.
 func (u *upstream) exchange(ctx context.Context, network string, q question, edns bool) (*dns.Msg, error) {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, network, u.address.String())
+	conn, err := u.dial(ctx, network)
 	if err != nil {
 		return nil, err
 	}
@@ -115,16 +115,29 @@ func (u *upstream) exchange(ctx context.Context, network string, q question, edn
 	return nil, errForeign
 }
 
+func (u *upstream) dial(ctx context.Context, network string) (net.Conn, error) {
+	if network == "udp" {
+		return net.DialUDP(network, nil, net.UDPAddrFromAddrPort(u.address))
+	}
+	var dialer net.Dialer
+	return dialer.DialContext(ctx, network, u.address.String())
+}
+
+// largest are buffers for whatever may come by UDP, of which most is small.
+var largest = sync.Pool{New: func() any { return new([largestUDP]byte) }}
+
 // readMessage gives nil for one that cannot be read. The question's name, to which other names in the message point, gets
 // lower case letters again: how it was spelt comes beside the message.
 func readMessage(c *dns.Conn) (m *dns.Msg, spelling string, err error) {
-	buffer := make([]byte, largestUDP)
+	var buffer []byte
 	if _, isTCP := c.Conn.(*net.TCPConn); isTCP {
 		buffer, err = c.ReadMsgHeader(nil)
 	} else {
+		large := largest.Get().(*[largestUDP]byte)
 		var n int
-		n, err = c.Conn.Read(buffer)
-		buffer = buffer[:max(n, 0)]
+		n, err = c.Conn.Read(large[:])
+		buffer = bytes.Clone(large[:max(n, 0)])
+		largest.Put(large)
 	}
 	if err != nil {
 		return nil, "", err
