@@ -326,3 +326,50 @@ func BenchmarkOverUDP(b *testing.B) {
 		}
 	})
 }
+
+// Who forges the sender's address gets no more sent there than a sender of that kind may expect, and strangers nothing.
+func TestAnswersByUDPAreNoLargerThanAllowedFor(t *testing.T) {
+	var ips []netip.Addr
+	for i := range 300 {
+		ips = append(ips, netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}))
+	}
+	large := &Table{Hosts: map[string]Entry{"large.example": {IPs: ips}}}
+	up := newResolver(t, func(w dns.ResponseWriter, r *dns.Msg) {
+		m := new(dns.Msg)
+		m.SetReply(r)
+		for i := range 300 {
+			rr, _ := dns.NewRR(fmt.Sprintf("%s 60 IN A 10.0.%d.%d", r.Question[0].Name, i/256, i%256))
+			m.Answer = append(m.Answer, rr)
+		}
+		if w.LocalAddr().Network() == "udp" {
+			m.Truncate(512)
+		}
+		_ = w.WriteMsg(m)
+	})
+	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, large)
+	for _, name := range []string{"large.example.", "forwarded.example."} {
+		for size, most := range map[uint16]int{0: 512, 100: 512, 1232: 1232, 4096: 4096, 65535: 4096} {
+			m := new(dns.Msg)
+			m.SetQuestion(name, dns.TypeA)
+			if size > 0 {
+				m.SetEdns0(size, false)
+			}
+			for range 2 { // the second is out of the cache
+				conn := dialUDP(t, s)
+				wire, _ := m.Pack()
+				if _, err := conn.Write(wire); err != nil {
+					t.Fatal(err)
+				}
+				buffer := make([]byte, 65535)
+				_ = conn.SetReadDeadline(time.Now().Add(15 * time.Second))
+				n, err := conn.Read(buffer)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := read(t, buffer[:n]); n > most || !got.Truncated {
+					t.Errorf("%s for one who takes %d: %d bytes, truncated %v", name, size, n, got.Truncated)
+				}
+			}
+		}
+	}
+}
