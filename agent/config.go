@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"time"
@@ -182,6 +183,14 @@ const (
 	citadel           = "Citadel"
 )
 
+// statusSocket is where the status server answers Envoy when nobody else is to ask it; empty for at its port.
+func (c *Config) statusSocket() string {
+	if c.Proxy.GetStatusPort() != 0 {
+		return ""
+	}
+	return socketPath(cmp.Or(c.Proxy.GetConfigPath(), defaultConfigPath), "status")
+}
+
 // bootstrap is the part of the configuration that Envoy's bootstrap is made of.
 func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 	return bootstrap.Config{
@@ -204,6 +213,7 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		PrometheusPort:   c.Envoy.PrometheusPort,
 		XDSSocket:        c.ControlPlane.Socket,
 		SDSSocket:        c.Certificates.envoySocket(),
+		StatusSocket:     c.statusSocket(),
 		FilesSocket:      c.Certificates.filesSocket(),
 		DualStack:        c.Envoy.DualStack,
 		ExitOnZero:       c.Shutdown.WhenIdle,

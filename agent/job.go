@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -75,7 +76,7 @@ func (j *job) run(ctx context.Context) error {
 func (j *job) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := waiter{url: j.agent.statusURL("/healthz/ready"), timeout: j.timeout, period: jobPoll, client: directClient(jobAsk)}
+	w := waiter{url: j.agent.statusURL("/healthz/ready"), timeout: j.timeout, period: jobPoll, client: j.agent.statusClient(jobAsk)}
 	ready := make(chan error, 1)
 	go func() { ready <- w.wait(ctx) }()
 	for {
@@ -177,8 +178,22 @@ func orEnded(err error) error {
 	return err
 }
 
+// statusClient asks the agent's own status server, also where that has no port.
+func (a *Agent) statusClient(timeout time.Duration) *http.Client {
+	client := directClient(timeout)
+	if socket := a.bootstrap.StatusSocket; socket != "" {
+		client.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}}
+	}
+	return client
+}
+
 // statusURL is the address of something on the agent's own status port.
 func (a *Agent) statusURL(path string) string {
+	if a.bootstrap.StatusSocket != "" {
+		return "http://localhost" + path
+	}
 	address := a.bootstrap.StatusAddress()
 	if at, err := netip.ParseAddrPort(address); err == nil && at.Addr().IsUnspecified() {
 		address = net.JoinHostPort("localhost", fmt.Sprint(at.Port()))

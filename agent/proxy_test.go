@@ -392,3 +392,27 @@ func TestAgentWithoutEnvoyServesAndEndsWhenAskedTo(t *testing.T) {
 	}
 	r.nothingLeft()
 }
+
+// Without a status port, Envoy's readiness port answers as ever, and systemd's watchdog has somebody to ask.
+func TestNoStatusPortLeavesEnvoysReadinessPort(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.151.3.1")
+	s.write(t, "etc/istio/pod/annotations", "status.sidecar.istio.io/port=\"0\"\n")
+	s.cp.start(t)
+	r := s.start(t)
+	r.eventually("Envoy's readiness port says that it is ready", func() error {
+		code, body, err := r.http("GET", "15021/healthz/ready")
+		if err == nil && (code != 200 || strings.TrimSpace(body) != "ready") {
+			err = fmt.Errorf("%d %s", code, body)
+		}
+		return err
+	})
+	if _, _, err := r.http("GET", "15020/healthz/ready"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("port 15020: %v", err)
+	}
+	if info, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy/status")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0)
+}

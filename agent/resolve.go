@@ -154,6 +154,9 @@ func (r *resolver) pod() (err error) {
 	return err
 }
 
+// noStatusPort takes the agent's status port away.
+const noStatusPort = "0"
+
 // statsAnnotation begins those that change the bootstrap's statistics, which the bootstrap reads itself.
 const statsAnnotation = "sidecar.istio.io/stats"
 
@@ -174,8 +177,8 @@ func (r *resolver) annotations() error {
 	}
 	if v := a["status.sidecar.istio.io/port"]; v != "" {
 		port, err := parsePort(v)
-		if err != nil {
-			return fmt.Errorf("annotation status.sidecar.istio.io/port: %q: write a port from 1 to 65535", v)
+		if err != nil && v != noStatusPort {
+			return fmt.Errorf("annotation status.sidecar.istio.io/port: %q: write a port from 1 to 65535, or 0 for none", v)
 		}
 		r.layers.merged.StatusPort = port
 		r.layers.sources["status_port"] = "annotation status.sidecar.istio.io/port"

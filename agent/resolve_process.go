@@ -78,6 +78,9 @@ func (r *resolver) ports() {
 		{"ENVOY_STATUS_PORT", int64(r.config.Envoy.ReadinessPort)},
 		{"ENVOY_PROMETHEUS_PORT", int64(r.config.Envoy.PrometheusPort)},
 	} {
+		if p.name == "statusPort" && p.port == 0 { // none is wanted
+			continue
+		}
 		if p.port < 1 || p.port > math.MaxUint16 {
 			r.fail("%s: %d: write a port from 1 to 65535", p.name, p.port)
 		} else if other, taken := used[p.port]; taken {

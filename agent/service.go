@@ -58,7 +58,7 @@ func newService(a *Agent) *service {
 
 // askSelf asks the agent's status port as anybody would, so that an agent that answers nobody is not called alive.
 func (a *Agent) askSelf(ctx context.Context, path string) (ok bool, answer string) {
-	client := directClient(serviceAsk)
+	client := a.statusClient(serviceAsk)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.statusURL(path), nil)
 	if err != nil {
 		return false, err.Error()

@@ -37,7 +37,7 @@ const httpProtocolOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOpti
 func staticClusters(c Config, a *anys) []*clusterv3.Cluster {
 	clusters := []*clusterv3.Cluster{
 		static(statsCluster, tcp(c.localAddress(), c.adminPort()), 250*time.Millisecond),
-		static(agentCluster, tcp(c.localAddress(), c.statusPort()), 250*time.Millisecond),
+		static(agentCluster, agentAddress(c), 250*time.Millisecond),
 		grpcCluster(sdsCluster, c.SDSSocket, nil, a),
 		xds(c, a),
 	}
@@ -57,6 +57,13 @@ func (c Config) filesFrom() string {
 		return filesCluster
 	}
 	return sdsCluster
+}
+
+func agentAddress(c Config) *corev3.Address {
+	if c.StatusSocket != "" {
+		return pipe(c.StatusSocket)
+	}
+	return tcp(c.localAddress(), c.statusPort())
 }
 
 func static(name string, address *corev3.Address, connectTimeout time.Duration) *clusterv3.Cluster {

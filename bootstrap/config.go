@@ -58,6 +58,8 @@ type Config struct {
 	// name and is resolved against Envoy's working directory.
 	XDSSocket string // empty: <config path>/XDS
 	SDSSocket string // empty: DefaultSDSSocket
+	// StatusSocket is where the agent answers Envoy when it has no status port; empty: at the status port.
+	StatusSocket string
 	// FilesSocket is where the agent serves secrets from files when somebody else serves SDSSocket; empty: the same socket.
 	FilesSocket string
 	// DualStack also binds the wildcard of the other address family.
@@ -191,8 +193,11 @@ func (c Config) localAddress() string {
 func (c Config) AdminAddress() string { return hostPort(c.localAddress(), c.adminPort()) }
 
 // StatusAddress is where Envoy expects the agent's status port, and where the agent has to listen: every address, unless
-// Bind says which one.
+// Bind says which one; or "unix:" and the path of a socket.
 func (c Config) StatusAddress() string {
+	if c.StatusSocket != "" {
+		return "unix:" + c.StatusSocket
+	}
 	if c.Bind.IsValid() {
 		return hostPort(c.Bind.String(), c.statusPort())
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
 // stopGrace is how long answers that are under way may take once the server is told to stop.
@@ -21,7 +23,7 @@ const stopGrace = 2 * time.Second
 
 // Config says where the server listens and what it tells. Nil functions make their path answer 404.
 type Config struct {
-	// Address is where to listen, as "0.0.0.0:15020".
+	// Address is where to listen, as "0.0.0.0:15020", or "unix:" and the path of a socket.
 	Address string
 	// Checks decide on /healthz/ready: all of them have to be well.
 	Checks []Check
@@ -83,9 +85,9 @@ func New(c Config) (*Server, error) {
 	if err := s.registerReadiness(c.Registerer); err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("tcp", c.Address)
+	listener, err := c.listen()
 	if err != nil {
-		return nil, fmt.Errorf("agent status server: %w", portowner.Explain("tcp", c.Address, err))
+		return nil, fmt.Errorf("agent status server: %w", err)
 	}
 	s.listener = listener
 	s.app = newAppProbes(c.AppProbes, listener.Addr(), m.probes, c.Logger)
@@ -99,6 +101,24 @@ func New(c Config) (*Server, error) {
 	}
 	return s, nil
 }
+
+// listen takes the port, or the unix socket, at which only the agent's user, root and that of proxies are heard.
+func (c Config) listen() (net.Listener, error) {
+	if path, ok := strings.CutPrefix(c.Address, unixPrefix); ok {
+		l, err := uds.Listen(path, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		return uds.Only(l, uds.DefaultUsers(), c.Logger), nil
+	}
+	l, err := net.Listen("tcp", c.Address)
+	if err != nil {
+		return nil, portowner.Explain("tcp", c.Address, err)
+	}
+	return l, nil
+}
+
+const unixPrefix = "unix:"
 
 func (s *Server) noteConnection(c net.Conn, state http.ConnState) {
 	s.silent.note(c, state)
