@@ -75,9 +75,13 @@ func knownOnly(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, hand
 	return handler(srv, stream)
 }
 
-// shop is the name by which clients ask; grpcListener the resource of the server that listens at an address.
-const shop = "shop.example"
+// Names by which clients ask; both are one service.
+const (
+	shop      = "shop.example"
+	otherShop = "other-shop.example"
+)
 
+// grpcListener is the resource of the server that listens at an address.
 func grpcListener(address string) string { return "xds.istio.io/grpc/lds/inbound/" + address }
 
 // set makes the service of the name one at the address, with a server there that is configured by xDS too.
@@ -88,7 +92,7 @@ func (c *controlPlane) set(t testing.TB, version, address string, more ...types.
 		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: overADS()},
 	}}, more...)
 	snapshot, err := cache.NewSnapshot(version, map[resource.Type][]types.Resource{
-		resource.ListenerType: {clientListener(t), serverListener(t, address)},
+		resource.ListenerType: {clientListener(t, shop), clientListener(t, otherShop), serverListener(t, address)},
 		resource.RouteType:    {routeTo(&routev3.Route{Match: everything(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: "shop"}}}})},
 		resource.ClusterType:  clusters,
 		resource.EndpointType: {&endpointv3.ClusterLoadAssignment{ClusterName: "shop", Endpoints: []*endpointv3.LocalityLbEndpoints{{
@@ -104,8 +108,8 @@ func (c *controlPlane) set(t testing.TB, version, address string, more ...types.
 	}
 }
 
-func clientListener(t testing.TB) *listenerv3.Listener {
-	return &listenerv3.Listener{Name: shop, ApiListener: &listenerv3.ApiListener{ApiListener: packed(t, &hcmv3.HttpConnectionManager{
+func clientListener(t testing.TB, name string) *listenerv3.Listener {
+	return &listenerv3.Listener{Name: name, ApiListener: &listenerv3.ApiListener{ApiListener: packed(t, &hcmv3.HttpConnectionManager{
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{ConfigSource: overADS(), RouteConfigName: "shop"}},
 		HttpFilters:    router(t),
 	})}}

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
-	_ "google.golang.org/grpc/xds"
+	"google.golang.org/grpc/xds"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
@@ -38,9 +38,11 @@ const role = "PILOTFISH_TEST_ROLE"
 
 func TestMain(m *testing.M) {
 	var err error
-	switch os.Getenv(role) {
+	switch r, address, _ := strings.Cut(os.Getenv(role), " "); r {
 	case "client":
 		err = client(os.Stdin, os.Stdout)
+	case "server":
+		err = serve(address)
 	default:
 		flag.Parse()
 		_ = flag.Set("test.parallel", "8") // most tests only wait
@@ -50,14 +52,20 @@ func TestMain(m *testing.M) {
 	os.Exit(1)
 }
 
-// client makes a call for every line that it reads, and writes which address answered.
+// client makes a call to the service that each line names, and writes which address answered.
 func client(in io.Reader, out io.Writer) error {
-	conn, err := grpc.NewClient("xds:///"+shop, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
+	services := map[string]*grpc.ClientConn{}
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
+		conn := services[lines.Text()]
+		if conn == nil {
+			var err error
+			conn, err = grpc.NewClient("xds:///"+lines.Text(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if err != nil {
+				return err
+			}
+			services[lines.Text()] = conn
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 		var server peer.Peer
 		_, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.Peer(&server), grpc.WaitForReady(true))
@@ -71,6 +79,20 @@ func client(in io.Reader, out io.Writer) error {
 		}
 	}
 	return lines.Err()
+}
+
+// serve is a server whose listener comes from the control plane.
+func serve(address string) error {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	s, err := xds.NewGRPCServer()
+	if err != nil {
+		return err
+	}
+	grpc_health_v1.RegisterHealthServer(s, health.NewServer())
+	return s.Serve(listener)
 }
 
 // proxyless is an agent without Envoy, for applications that speak xDS themselves.
@@ -163,8 +185,8 @@ func (p *proxyless) application(t testing.TB, as string) *exec.Cmd {
 	return cmd
 }
 
-// caller is a client application: each call of it makes one.
-func (p *proxyless) caller(t testing.TB) func() string {
+// caller is a client application: each call of it makes one, to a service.
+func (p *proxyless) caller(t testing.TB) func(service string) string {
 	t.Helper()
 	cmd := p.application(t, "client")
 	in, err := cmd.StdinPipe()
@@ -176,9 +198,9 @@ func (p *proxyless) caller(t testing.TB) func() string {
 	start(t, cmd)
 	t.Cleanup(func() { _ = in.Close(); _ = out.Close() })
 	answers := bufio.NewReader(out)
-	return func() string {
+	return func(service string) string {
 		t.Helper()
-		_, err := fmt.Fprintln(in)
+		_, err := fmt.Fprintln(in, service)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -190,10 +212,10 @@ func (p *proxyless) caller(t testing.TB) func() string {
 	}
 }
 
-func answers(t testing.TB, call func() string, address string) {
+func answers(t testing.TB, call func(string) string, service, address string) {
 	t.Helper()
-	testenv.Eventually(t, address+" answers", func() error {
-		if got := call(); got != address {
+	testenv.Eventually(t, address+" answers for "+service, func() error {
+		if got := call(service); got != address {
 			return errors.New(got)
 		}
 		return nil
@@ -223,20 +245,20 @@ func TestGRPCApplicationsAreConfiguredThroughTheAgent(t *testing.T) {
 	listen(t, first)
 	listen(t, second)
 	call := agent.caller(t)
-	answers(t, call, first)
+	answers(t, call, shop, first)
 
 	plane.set(t, "2", second)
-	answers(t, call, second)
+	answers(t, call, shop, second)
 
 	plane.server.Stop() // what they have goes on
 	for range 50 {
-		if got := call(); got != second {
+		if got := call(shop); got != second {
 			t.Fatalf("without a control plane: %s", got)
 		}
 	}
 	plane.set(t, "3", first)
 	plane.start(t)
-	answers(t, call, first)
+	answers(t, call, shop, first)
 
 	// A cluster that gRPC does not take is on the agent's books, and the rest goes on.
 	plane.set(t, "4", first, &clusterv3.Cluster{Name: "shop", ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}})
@@ -261,7 +283,28 @@ func TestGRPCApplicationsAreConfiguredThroughTheAgent(t *testing.T) {
 		}
 		return fmt.Errorf("%s", body)
 	})
-	if got := call(); got != first {
+	if got := call(shop); got != first {
 		t.Errorf("after a rejection: %s", got)
+	}
+}
+
+// TestGRPCApplicationsDoNotDisturbEachOther: a server and clients of several services have streams of their own.
+func TestGRPCApplicationsDoNotDisturbEachOther(t *testing.T) {
+	t.Parallel()
+	const address = "127.157.2.2:7001"
+	plane := newControlPlane(t, "127.157.2.1:15012")
+	plane.set(t, "1", address)
+	agent := newProxyless(t, plane, "127.157.2.4")
+	start(t, agent.application(t, "server "+address))
+	one, other := agent.caller(t), agent.caller(t)
+	for range 20 {
+		for _, call := range []func(string) string{one, other} {
+			for _, service := range []string{shop, otherShop} {
+				answers(t, call, service, address)
+			}
+		}
+	}
+	if log := agent.output.String(); strings.Contains(log, "displace") || strings.Contains(log, "level=WARN") {
+		t.Errorf("the streams disturb each other:\n%s", log)
 	}
 }
