@@ -30,8 +30,8 @@ const (
 	updatePace    = 10000
 )
 
-// relay compares the ways from a control plane to an Envoy: direct, through this relay, and through one that decodes and
-// encodes. At first with a real Envoy that applies what it gets; then with a client that does nothing, which shows the way
+// relay compares the ways from a control plane to an Envoy: direct, through this relay (with and without keeping the last good
+// configuration on disk), and through one that decodes and encodes. At first with a real Envoy that applies what it gets; then with a client that does nothing, which shows the way
 // alone.
 func (b *bench) relay(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -54,7 +54,7 @@ func (b *bench) relay(ctx context.Context) error {
 	if err := startPlaneOfBytes(ctx, certs, p); err != nil {
 		return err
 	}
-	m := &relayBench{bench: b, plane: p, certs: certs, ways: []string{"direct", "pilotfish", "naive"}}
+	m := &relayBench{bench: b, plane: p, certs: certs, ways: []string{"direct", "pilotfish", "unkept", "naive"}}
 	if err := m.large(ctx, fmt.Sprintf("%.1f MB of %d clusters until Envoy has accepted them", float64(len(p.clusters))/1e6, largeClusters), m.toEnvoy); err != nil {
 		return err
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// relayAs is a relay in a process of its own, so that it can be weighed: "pilotfish" or "naive", with socket, control plane's
-// address and root file behind it.
+// relayAs is a relay in a process of its own, so that it can be weighed: "pilotfish", which keeps the last good configuration as the
+// agent does, "unkept", which does not, or "naive"; with socket, control plane's address and root file behind it.
 func relayAs(ctx context.Context, spec string) error {
 	parts := strings.Split(spec, ",")
 	if len(parts) != 4 {
@@ -29,9 +29,13 @@ func relayAs(ctx context.Context, spec string) error {
 	if kind == "naive" {
 		return naiveRelay(ctx, socket, address, roots)
 	}
-	r, err := xdsproxy.New(xdsproxy.Config{
+	config := xdsproxy.Config{
 		Socket: socket, Upstreams: []string{address}, Server: xdsproxy.Server{TLS: xdsproxy.TLS{RootFile: roots}},
-	})
+	}
+	if kind == "pilotfish" {
+		config.LastGood.Dirs = []string{socket + ".lastgood"}
+	}
+	r, err := xdsproxy.New(config)
 	if err != nil {
 		return err
 	}
