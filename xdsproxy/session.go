@@ -201,7 +201,8 @@ type ascent struct {
 	answered atomic.Bool
 }
 
-// over relays over one connection until its stream ends. No error means that both sides were done.
+// over relays over one connection until its stream ends. No error means that both sides were done. A control plane from
+// which nothing differs has nothing to answer; that it took the stream has to do.
 func (s *session) over(l *lease) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
@@ -209,8 +210,10 @@ func (s *session) over(l *lease) (answered bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	var lasted atomic.Bool
 	timer := time.AfterFunc(settled, func() {
 		if ctx.Err() == nil {
+			lasted.Store(true)
 			s.book.connected(l.address)
 		}
 	})
@@ -227,7 +230,7 @@ func (s *session) over(l *lease) (answered bool, err error) {
 	if context.Cause(ctx) == errRenewed && s.ctx.Err() == nil {
 		err = errRenewed
 	}
-	return a.answered.Load(), err
+	return a.answered.Load() || lasted.Load(), err
 }
 
 // begin counts the streams upstream.

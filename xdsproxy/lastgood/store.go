@@ -82,7 +82,11 @@ func Open(c Config) (*Store, error) {
 	}
 	_ = os.Remove(filepath.Join(c.Dir, newName))
 	path := filepath.Join(c.Dir, fileName)
-	return &Store{config: c, path: path, lock: lock, status: Status{File: path}}, nil
+	s := &Store{config: c, path: path, lock: lock, status: Status{File: path}}
+	if info, err := os.Stat(path); err == nil {
+		s.status.Bytes = info.Size()
+	}
+	return s, nil
 }
 
 // Close ends the use of the directory.
