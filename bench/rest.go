@@ -104,11 +104,25 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 func weigh(when string, pid int) error {
-	mib, err := residentMiB(pid)
+	m, err := memoryOf(pid)
 	if err == nil {
-		fmt.Printf("  %-47s %6.1f MiB\n", when, mib)
+		fmt.Printf("  %-47s %6.1f MiB, of which its own %5.1f\n", when, m.all, m.own)
 	}
 	return err
+}
+
+// memory is what a process has in memory, in MiB: all of it, and without the pages of its program's file, which all
+// processes of a program share.
+type memory struct{ all, own float64 }
+
+func memoryOf(pid int) (memory, error) {
+	file := fmt.Sprintf("/proc/%d/status", pid)
+	all, err := statusField(file, "VmRSS:")
+	if err != nil {
+		return memory{}, err
+	}
+	own, err := statusField(file, "RssAnon:")
+	return memory{all / 1024, own / 1024}, err
 }
 
 // activity is how often a process ran during some time.
@@ -155,11 +169,6 @@ func switches(pid int) (int, error) {
 		sum += int(n)
 	}
 	return sum, nil
-}
-
-func residentMiB(pid int) (float64, error) {
-	kib, err := statusField(fmt.Sprintf("/proc/%d/status", pid), "VmRSS:")
-	return kib / 1024, err
 }
 
 // statusField reads a number of a status file of /proc.

@@ -47,7 +47,7 @@ func (b *bench) scrape(ctx context.Context) error {
 	if !pause(ctx, 10*time.Second) {
 		return ctx.Err()
 	}
-	before, err := residentMiB(agent.cmd.Process.Pid)
+	before, err := memoryOf(agent.cmd.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -60,11 +60,12 @@ func (b *bench) scrape(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	after, err := residentMiB(agent.cmd.Process.Pid)
+	after, err := memoryOf(agent.cmd.Process.Pid)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("resident memory of the agent: %.1f MiB before, %.1f MiB after %d scrapes (its most since it started, %.1f MiB)\n", before, after, 4*b.rounds, peak/1024)
+	fmt.Printf("resident memory of the agent: %.1f MiB before, %.1f MiB after %d scrapes (its most since it started, %.1f MiB)\n", before.all, after.all, 4*b.rounds, peak/1024)
+	fmt.Printf("  its own: %.1f MiB before, %.1f MiB after; the rest is its program's file\n", before.own, after.own)
 	return nil
 }
 

@@ -273,6 +273,9 @@ func (s *source) copyTo(m *exposition.Merger, rename bool) {
 
 func (s *source) spooled() *exposition.Spool {
 	<-s.read
+	if s.err == nil {
+		s.err = s.unwhole
+	}
 	if errors.Is(s.err, context.DeadlineExceeded) {
 		s.err = errSlow
 	}

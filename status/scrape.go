@@ -83,8 +83,9 @@ type source struct {
 	format   exposition.Format
 	err      error
 
-	read chan struct{} // closed when text is there; nil for what is read as it comes
-	text []byte
+	read    chan struct{} // closed when text is there; nil for what is read as it comes
+	text    []byte
+	unwhole error // why text is not all; err is read by others before that is known
 
 	copied exposition.Copied
 }
@@ -111,9 +112,9 @@ func (s *source) spool() {
 	if s.err != nil {
 		return
 	}
-	s.text, s.err = io.ReadAll(io.LimitReader(s.body, s.limits.Bytes+1))
+	s.text, s.unwhole = io.ReadAll(io.LimitReader(s.body, s.limits.Bytes+1))
 	if int64(len(s.text)) > s.limits.Bytes {
-		s.err = &exposition.TooMuchError{What: fmt.Sprintf("%d bytes", s.limits.Bytes)}
+		s.unwhole = &exposition.TooMuchError{What: fmt.Sprintf("%d bytes", s.limits.Bytes)}
 	}
 }
 
