@@ -9,8 +9,12 @@ import (
 
 // alone runs until its input ends.
 func alone(spec string) {
-	socket, address, _ := strings.Cut(spec, ",")
-	relay, err := New(Config{Socket: socket, Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	part := strings.Split(spec, ",")
+	config := Config{Socket: part[0], Upstreams: []string{part[1]}, Server: Server{Plaintext: true}}
+	if len(part) > 2 {
+		config.LastGood.Dirs = part[2:]
+	}
+	relay, err := New(config)
 	if err != nil {
 		panic(err)
 	}

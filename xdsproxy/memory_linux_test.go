@@ -1,7 +1,6 @@
 package xdsproxy
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"os"
@@ -17,10 +16,12 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // relayAlone starts such a process.
-func relayAlone(t *testing.T, address string) (socket string, pid int) {
+func relayAlone(t *testing.T, address string, keep ...string) (socket string, pid int) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -28,7 +29,7 @@ func relayAlone(t *testing.T, address string) (socket string, pid int) {
 	}
 	socket = filepath.Join(t.TempDir(), "XDS")
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), aloneEnv+"="+socket+","+address)
+	cmd.Env = append(os.Environ(), aloneEnv+"="+strings.Join(append([]string{socket, address}, keep...), ","))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	input, err := cmd.StdinPipe()
@@ -114,9 +115,32 @@ func TestTwoHundredMegabytesPassWithoutSeveralCopies(t *testing.T) {
 	if testing.Short() {
 		t.Skip("moves 200 MB")
 	}
-	const pieces = 200
-	piece := append([]byte("\x12"), protowire.AppendBytes(nil, bytes.Repeat([]byte("x"), 1<<20))...)
-	socket, pid := relayAlone(t, piecemeal(t, piece, pieces))
+	weigh(t, 200, "")
+}
+
+func TestKeepingFiftyMegabytesTakesNoCopyOfThem(t *testing.T) {
+	if testing.Short() {
+		t.Skip("moves 50 MB")
+	}
+	dir := t.TempDir()
+	weigh(t, 50, dir)
+	info, err := os.Stat(filepath.Join(dir, "configuration.log"))
+	if err != nil || info.Size() < 50<<20 {
+		t.Errorf("kept %v, %v", info, err)
+	}
+}
+
+// weigh moves a response of so many megabytes, and looks at what that takes of the relay.
+func weigh(t *testing.T, pieces int, dir string) {
+	t.Helper()
+	resource := append([]byte{0x0a, 1, 'n'}, appendText(nil, 15, strings.Repeat("x", 1<<20))...)
+	piece := append([]byte("\x12"), protowire.AppendBytes(nil, resource)...)
+	address := piecemeal(t, piece, pieces)
+	var keep []string
+	if dir != "" {
+		keep = append(keep, dir)
+	}
+	socket, pid := relayAlone(t, address, keep...)
 	conn := dialRelay(t, &Relay{config: Config{Socket: socket}})
 	before := memory(t, pid, "VmRSS")
 	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, sotw.method(),
@@ -124,7 +148,8 @@ func TestTwoHundredMegabytesPassWithoutSeveralCopies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.SendMsg(message(appendText(nil, sotwType, clusterType))); err != nil {
+	ask := appendText(appendBytes(nil, sotwNode, marshal(t, testNode)), sotwType, clusterType)
+	if err := stream.SendMsg(message(ask)); err != nil {
 		t.Fatal(err)
 	}
 	var f frame
@@ -135,6 +160,19 @@ func TestTwoHundredMegabytesPassWithoutSeveralCopies(t *testing.T) {
 	f.free()
 	if size < pieces<<20 {
 		t.Errorf("%d bytes arrived", size)
+	}
+	if dir != "" {
+		ack := appendText(appendText(appendText(nil, sotwVersion, "1"), sotwType, clusterType), sotwNonce, "n")
+		if err := stream.SendMsg(message(ack)); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, "it is written", func() error {
+			info, err := os.Stat(filepath.Join(dir, "configuration.log"))
+			if err == nil && info.Size() < int64(pieces)<<20 {
+				err = fmt.Errorf("%d bytes", info.Size())
+			}
+			return err
+		})
 	}
 	if grown := memory(t, pid, "VmHWM") - before; grown > size+size/2 {
 		t.Errorf("a response of %d MB took %d MB of the relay", size>>20, grown>>20)

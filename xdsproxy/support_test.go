@@ -32,7 +32,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// aloneEnv makes the test binary a relay in a process of its own, which can be weighed: "<its socket>,<control plane>".
+// aloneEnv makes the test binary a relay in a process of its own, which can be weighed: "<its socket>,<control plane>", and
+// where it keeps what was accepted.
 const aloneEnv = "PILOTFISH_TEST_RELAY"
 
 const clusterURL = clusterType
