@@ -125,7 +125,11 @@ func (x *index) reason(key question) string {
 		return "a port of a host of the mesh"
 	}
 	e := x.table.Hosts[strings.TrimSuffix(found.record.host, ".")]
-	why := fmt.Sprintf("host %s of the mesh, found by %s", strings.TrimSuffix(found.record.host, "."), found.rule)
+	rule := found.rule
+	if rule == ruleName && found.record.host != key.name {
+		rule = "a short or other name of it"
+	}
+	why := fmt.Sprintf("host %s of the mesh, found by %s", strings.TrimSuffix(found.record.host, "."), rule)
 	if e.Registry != "" {
 		why += fmt.Sprintf(" (registry %s, namespace %q)", e.Registry, e.Namespace)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/dns"
 )
 
 const namedMesh = `
@@ -137,5 +138,22 @@ func TestNameTableIsTheSameInWhateverOrderTheMeshCameToBe(t *testing.T) {
 	}
 	if len(slices.Collect(maps.Keys(one))) == 0 {
 		t.Error("it is empty")
+	}
+}
+
+func TestAgentsReadNameTablesWithTheirPorts(t *testing.T) {
+	m := newTestMesh(t, nil, namedMesh)
+	r, err := translate.NameTable(m.snap, proxy(t, "sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := dns.DecodeTable(r.Body.GetValue())
+	if err != nil || table.Skipped != 0 || len(table.Hosts) != 6 {
+		t.Fatalf("%v, %+v", err, table)
+	}
+	web := table.Hosts["web.one.svc.cluster.local"]
+	want := []dns.Port{{Name: "http", Protocol: "tcp", Number: 80}, {Name: "dns", Protocol: "udp", Number: 53}}
+	if diff := cmp.Diff(want, web.Ports); diff != "" || web.ShortName != "web" || web.Namespace != "one" || web.Registry != "Kubernetes" {
+		t.Errorf("%+v: %s", web, diff)
 	}
 }
