@@ -100,12 +100,13 @@ func downward(m map[string]string) (text string) {
 	return text
 }
 
-// command is one of the agent's in the injected container, with this machine's Envoy and with more in its environment.
+// command is one of the agent's in the injected container, with this machine's Envoy and what a kubelet adds.
 func (p *pod) command(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("unshare", append([]string{"--mount", "sh", "-c", inItsMounts, "sh", testenv.Bin(t, "pilotfish-agent")}, args...)...)
 	cmd.Dir = p.dir
-	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "ENVOY_PATH=" + testenv.Envoy(t)}, p.environment(t, p.proxy)...)
+	cmd.Env = append(p.environment(t, p.proxy), "PATH="+os.Getenv("PATH"), "HOME="+p.dir, "ENVOY_PATH="+testenv.Envoy(t),
+		"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443", "TERMINATION_MESSAGE_PATH="+p.dir+"/termination-log")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: proxyGroup}}
 	return cmd
 }
