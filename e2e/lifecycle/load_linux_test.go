@@ -44,14 +44,8 @@ type caller interface {
 // startLoad makes requests of every kind, some from beside a sidecar and some from clients without one.
 func startLoad(t testing.TB, client *pod, targets *endpoints) *load {
 	t.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	l := &load{stop: stop, served: map[string]int{}, lost: map[string][]string{}}
 	proxy := client.proxy + ":15080"
-	kinds := []struct {
-		name    string
-		workers int
-		make    func() caller
-	}{
+	return startCallers([]callers{
 		{"HTTP/1.1 kept alive", 2, func() caller { return newSidecarHTTP(proxy, "shop:8080/?wait=5ms", false) }},
 		{"HTTP/1.1 new connections", 1, func() caller { return newSidecarHTTP(proxy, "shop:8080/?wait=5ms", true) }},
 		{"HTTP/1.1 slow", 4, func() caller { return newSidecarHTTP(proxy, "shop:8080/?wait=400ms", false) }},
@@ -60,7 +54,19 @@ func startLoad(t testing.TB, client *pod, targets *endpoints) *load {
 		{"gRPC streams", 4, func() caller { return newGRPC(t, proxy, "shop:8082", true) }},
 		{"TCP", 3, func() caller { return &tcpCaller{address: client.upstream()} }},
 		{"HTTP/1.1 without a sidecar", 2, func() caller { return newDirect(targets) }},
-	}
+	})
+}
+
+// callers make requests of one kind.
+type callers struct {
+	name    string
+	workers int
+	make    func() caller
+}
+
+func startCallers(kinds []callers) *load {
+	ctx, stop := context.WithCancel(context.Background())
+	l := &load{stop: stop, served: map[string]int{}, lost: map[string][]string{}}
 	for _, k := range kinds {
 		for range k.workers {
 			l.workers.Go(func() { l.work(ctx, k.name, k.make()) })

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -40,8 +42,14 @@ type pod struct {
 // pods are numbered over all tests of the package, so that no two share an address.
 var pods atomic.Int64
 
+// trusted is a control plane, as a pod is told of it.
+type trusted interface {
+	Authority() *ca.Authority
+	SecureAddr() netip.AddrPort
+}
+
 // newPod lays out the files that a pod has by contract. Its agent is started by start.
-func newPod(t testing.TB, p *plane, app string) *pod {
+func newPod(t testing.TB, p trusted, app string) *pod {
 	t.Helper()
 	n := pods.Add(1)
 	pod := &pod{

@@ -1,0 +1,233 @@
+package lifecycle
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const securePort = 15012
+
+// farAway is a network namespace behind a link, which can be cut and made slow, with control planes as processes in it,
+// which can be killed and frozen. They share their configuration and their authority.
+type farAway struct {
+	t         testing.TB
+	outside   netip.Addr   // this machine's address on the link
+	inside    []netip.Addr // those of the control planes
+	handle    netns.NsHandle
+	links     *netlink.Handle
+	dir       string
+	authority *ca.Authority
+	pods      []*pod
+}
+
+func newFarAway(t testing.TB) *farAway {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make network namespaces")
+	}
+	network := byte(os.Getpid() % 250) // of tests beside this one, each has its own
+	at := func(host byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 213, network, host}) }
+	linkName := fmt.Sprintf("pf-far-%d", network)
+	f := &farAway{t: t, dir: t.TempDir(), outside: at(1), inside: []netip.Addr{at(2), at(3)}}
+	f.handle = newNamespace(t)
+	t.Cleanup(func() { _ = f.handle.Close() })
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: linkName, Flags: net.FlagUp}, PeerName: "eth0", PeerNamespace: netlink.NsFd(f.handle)}
+	here, err := netlink.NewHandle()
+	if err == nil {
+		err = here.LinkAdd(link)
+	}
+	if err != nil {
+		t.Fatalf("a link to the namespace: %v", err)
+	}
+	t.Cleanup(func() { _ = here.LinkDel(link); here.Close() })
+	if f.links, err = netlink.NewHandleAt(f.handle); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.links.Close)
+	for _, err := range []error{
+		addAddress(here, linkName, f.outside), addAddress(f.links, "eth0", f.inside...), addAddress(f.links, "lo"),
+		os.MkdirAll(f.path("config"), 0o700), os.WriteFile(f.path("config/mesh.yaml"), []byte(documents), 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.authority, err = ca.Load(f.path("state"), ca.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// newNamespace makes one on a thread that ends with it.
+func newNamespace(t testing.TB) (handle netns.NsHandle) {
+	t.Helper()
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		var err error
+		handle, err = netns.New()
+		made <- err
+	}()
+	if err := <-made; err != nil {
+		t.Fatalf("a network namespace: %v", err)
+	}
+	return handle
+}
+
+func addAddress(h *netlink.Handle, name string, addresses ...netip.Addr) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		ip := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(24, 32)}
+		if err := h.AddrAdd(link, &netlink.Addr{IPNet: ip}); err != nil {
+			return fmt.Errorf("address %s of %s: %w", a, name, err)
+		}
+	}
+	return h.LinkSetUp(link)
+}
+
+func (f *farAway) path(name string) string { return filepath.Join(f.dir, name) }
+
+// Authority and SecureAddr are those of the first control plane.
+func (f *farAway) Authority() *ca.Authority   { return f.authority }
+func (f *farAway) SecureAddr() netip.AddrPort { return netip.AddrPortFrom(f.inside[0], securePort) }
+
+// cut loses what the control planes send, without a word to either side, until mend is called.
+func (f *farAway) cut() (mend func()) {
+	f.t.Helper()
+	hole := &netlink.Route{Dst: &net.IPNet{IP: f.outside.AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: syscall.RTN_BLACKHOLE}
+	if err := f.links.RouteAdd(hole); err != nil {
+		f.t.Fatal(err)
+	}
+	return func() {
+		if err := f.links.RouteDel(hole); err != nil {
+			f.t.Error(err)
+		}
+	}
+}
+
+// slow lets the control planes send so many bytes a second, until mend is called.
+func (f *farAway) slow(rate uint64) (mend func()) {
+	f.t.Helper()
+	link, err := f.links.LinkByName("eth0")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	bucket := &netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		Rate:       rate, Buffer: uint32(netlink.Xmittime(rate, 4000)), Limit: 64 << 10,
+	}
+	if err := f.links.QdiscAdd(bucket); err != nil {
+		f.t.Fatalf("slowing the link: %v", err)
+	}
+	return func() {
+		if err := f.links.QdiscDel(bucket); err != nil {
+			f.t.Error(err)
+		}
+	}
+}
+
+// publish is the configuration: traffic goes to the pods, and each answer bears the generation.
+func (f *farAway) publish(generation int) {
+	f.t.Helper()
+	var b strings.Builder
+	for _, p := range f.pods {
+		fmt.Fprintf(&b, "---\napiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: %s, namespace: default}\n"+
+			"spec: {address: %s, serviceAccount: default, labels: {app: %s, security.istio.io/tlsMode: istio}}\n", p.name, p.proxy, p.app)
+	}
+	fmt.Fprintf(&b, `---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: shop, namespace: default}
+spec:
+  hosts: [shop]
+  http:
+  - match: [{port: 8080}]
+    route: [{destination: {host: shop, port: {number: 8080}}}]
+    headers: {response: {set: {x-generation: "%d"}}}
+  - match: [{port: 8082}]
+    route: [{destination: {host: shop, port: {number: 8082}}}]
+`, generation)
+	next := f.path("next")
+	if err := errors.Join(os.WriteFile(next, []byte(b.String()), 0o600), os.Rename(next, f.path("config/shop.yaml"))); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// planeProcess is a control plane of its own.
+type planeProcess struct {
+	t     testing.TB
+	cmd   *exec.Cmd
+	ended chan struct{}
+}
+
+// start starts a control plane at one of the addresses inside; it is gone at the test's end.
+func (f *farAway) start(at netip.Addr) *planeProcess {
+	f.t.Helper()
+	cmd := exec.Command(testenv.Bin(f.t, "pilotfish"), "control-plane", "--config-dir", f.path("config"), "--state-dir", f.path("state"),
+		"--address", at.String(), "--port", "-2", "--token-port", "-2", "--monitoring-port", "-2")
+	output := &testenv.Buffer{}
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p := &planeProcess{t: f.t, cmd: cmd, ended: make(chan struct{})}
+	started := make(chan error)
+	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
+		defer close(p.ended)
+		runtime.LockOSThread()
+		err := netns.Set(f.handle)
+		if err == nil {
+			err = cmd.Start()
+		}
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() {
+		p.kill()
+		if f.t.Failed() {
+			f.t.Logf("the control plane at %s said:\n%s", at, output)
+		}
+	})
+	testenv.Eventually(f.t, "the control plane takes connections", func() error {
+		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(at, securePort).String(), time.Second)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err
+	})
+	return p
+}
+
+func (p *planeProcess) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *planeProcess) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended already
+	<-p.ended
+}
