@@ -85,6 +85,9 @@ func (m *relayBench) open(name string) (*way, error) {
 	}
 	socket := filepath.Join(m.dir, name+".sock")
 	_ = os.Remove(socket)
+	if err := os.RemoveAll(socket + ".lastgood"); err != nil {
+		return nil, err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
