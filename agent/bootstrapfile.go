@@ -45,8 +45,12 @@ func writeWhole(file string, text []byte, mode os.FileMode) error {
 	if err := os.Remove(temporary); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	if err := os.WriteFile(temporary, text, mode); err != nil {
-		return err
+	err := os.WriteFile(temporary, text, mode)
+	if err == nil {
+		err = os.Rename(temporary, file)
 	}
-	return os.Rename(temporary, file)
+	if err != nil {
+		_ = os.Remove(temporary) // half a file on a full disk only makes it fuller
+	}
+	return err
 }
