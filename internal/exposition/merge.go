@@ -196,8 +196,8 @@ func (c *copier) sample(s *sample, suffix string) bool {
 	if !c.writing {
 		return true // counted as a family
 	}
-	if suffix == "_created" && (c.format == Text || !c.names.claimCreated(c.current.name)) {
-		return true // text has no such samples
+	if suffix == "_created" && (c.format == Text || c.current.plain || !c.names.claimCreated(c.current.name)) {
+		return true // text has no such samples, nor has a family whose kind was taken from it
 	}
 	if c.format == OpenMetrics && c.current.kind == counter && !c.current.plain && !countable(s.text(s.value)) {
 		return false

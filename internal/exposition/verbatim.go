@@ -72,7 +72,7 @@ func (c *copier) verbatim(text []byte, f *family) (taken int) {
 // known says whether a line is of the family, with labels that were seen before, or none, and one plain number.
 func (c *copier) known(line []byte, f *family) bool {
 	at := plainNumber(line)
-	if at < 2 || line[at-1] != ' ' || len(f.name) >= at || string(line[:len(f.name)]) != f.name {
+	if at == len(line) || at < 2 || line[at-1] != ' ' || len(f.name) >= at || string(line[:len(f.name)]) != f.name {
 		return false
 	}
 	rest, ok := f.cutSuffix(line[len(f.name) : at-1])
@@ -109,7 +109,7 @@ func plainNumber(line []byte) int {
 		}
 	}
 	text := line[at:]
-	if len(text) == 0 || (whole && len(text) <= 15) {
+	if whole && len(text) <= 15 {
 		return at
 	}
 	if first, last := text[0], text[len(text)-1]; first < '0' || first > '9' || last < '0' || last > '9' {

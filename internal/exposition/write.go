@@ -70,8 +70,8 @@ func (c *copier) appendRest(b []byte, s *sample, suffix string) []byte {
 			b = appendMilliseconds(b, t)
 		}
 	}
-	if c.format == OpenMetrics && (suffix == "_total" || suffix == "_bucket") && s.exemplarPresent && validExemplar(s.text(s.exemplar)) {
-		b = append(append(b, " # "...), s.text(s.exemplar)...)
+	if c.format == OpenMetrics && (suffix == "_total" || suffix == "_bucket") && s.exemplarPresent {
+		b = appendExemplar(b, s.text(s.exemplar))
 	}
 	return b
 }
@@ -144,15 +144,23 @@ func validUnit(name, unit string) bool {
 // mostExemplar is how many characters the labels of an exemplar may have, by the standard.
 const mostExemplar = 128
 
-// validExemplar checks labels, value and time of an exemplar: it looks like a sample without a name.
-func validExemplar(text []byte) bool {
+// appendExemplar writes an exemplar: it looks like a sample without a name. One that is not valid is left out.
+func appendExemplar(b, text []byte) []byte {
 	var s sample
 	if !s.parse(append([]byte("x"), text...), OpenMetrics) || s.exemplarPresent || s.loose {
-		return false
+		return b
 	}
 	length := 0
 	for _, p := range s.pairs {
 		length += len(bytes.Runes(s.text(p.name))) + len(bytes.Runes(s.text(p.value)))
 	}
-	return length <= mostExemplar
+	if length > mostExemplar {
+		return b
+	}
+	b = append(append(append(b, " # {"...), s.text(s.labels)...), "} "...)
+	b = appendValue(b, s.text(s.value))
+	if t := s.text(s.time); len(t) > 0 {
+		b = append(append(b, ' '), t...)
+	}
+	return b
 }
