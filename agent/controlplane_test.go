@@ -35,6 +35,7 @@ import (
 	securityv1 "istio.io/api/security/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/dns"
+	"github.com/pilotfish-mesh/pilotfish/wasm"
 )
 
 const (
@@ -59,6 +60,7 @@ type controlPlane struct {
 	more     []*listenerv3.Listener
 	clusters []*clusterv3.Cluster
 	node     atomic.Pointer[corev3.Node]
+	filters  map[string]*anypb.Any  // what single filters (ECDS) are, by name
 	health   chan string            // what proxies report of their applications
 	life     time.Duration          // of certificates
 	bad      atomic.Bool            // gives a listener that Envoy refuses
@@ -215,6 +217,13 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 		if r.GetTypeUrl() == clusterType {
 			for _, l := range c.clusters {
 				response.Resources = append(response.Resources, &discoveryv3.Resource{Name: l.GetName(), Version: "1", Resource: mustAny(l)})
+			}
+		}
+		for _, name := range r.GetResourceNamesSubscribe() {
+			if filter := c.filters[name]; filter != nil && r.GetTypeUrl() == wasm.ExtensionConfigType {
+				response.Resources = append(response.Resources, &discoveryv3.Resource{
+					Name: name, Version: "1", Resource: mustAny(&corev3.TypedExtensionConfig{Name: name, TypedConfig: filter}),
+				})
 			}
 		}
 		if names := c.names.Load(); r.GetTypeUrl() == dns.NameTableType && names != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -56,8 +57,9 @@ func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) error {
 		case err != nil:
 			m.converted(resultOf(err))
 			errs[i] = err
-		case f == nil:
+		case f.remote() == nil:
 			m.converted(resultNoRemote)
+			m.keep(f)
 		default:
 			all.Go(func() {
 				turns <- struct{}{}
@@ -82,7 +84,7 @@ func resultOf(err error) string {
 	return resultMarshal
 }
 
-// filter is a resource with a module that is elsewhere.
+// filter is a resource, with a module that may be elsewhere.
 type filter struct {
 	resource *corev3.TypedExtensionConfig
 	message  proto.Message
@@ -91,7 +93,7 @@ type filter struct {
 	typeURL string
 }
 
-// readFilter is nil for resources that need no change.
+// readFilter understands a resource as far as that is needed.
 func readFilter(resource []byte) (*filter, error) {
 	var extension corev3.TypedExtensionConfig
 	if err := proto.Unmarshal(resource, &extension); err != nil {
@@ -101,10 +103,7 @@ func readFilter(resource []byte) (*filter, error) {
 	if err := f.read(extension.GetTypedConfig()); err != nil {
 		return nil, fmt.Errorf("filter %s: %w", extension.GetName(), err)
 	}
-	if f.plugin.GetVmConfig().GetCode().GetRemote() == nil {
-		return nil, nil
-	}
-	if f.remote().GetHttpUri().GetUri() == "" {
+	if f.remote() != nil && f.remote().GetHttpUri().GetUri() == "" {
 		return nil, fmt.Errorf("filter %s: %w", extension.GetName(), errNoHint)
 	}
 	return f, nil
@@ -148,6 +147,19 @@ func (f *filter) read(config *anypb.Any) error {
 
 func (f *filter) remote() *corev3.RemoteDataSource {
 	return f.plugin.GetVmConfig().GetCode().GetRemote()
+}
+
+// keep notes that a filter uses a module that it was given before: the last good configuration says so.
+func (m *Modules) keep(f *filter) {
+	file := f.plugin.GetVmConfig().GetCode().GetLocal().GetFilename()
+	dir, err := filepath.Abs(m.config.Dir)
+	if err != nil || file == "" {
+		return
+	}
+	if path, err := filepath.Rel(dir, file); err == nil && modulePath.MatchString(path) {
+		m.once.Do(func() { close(m.used) })
+		m.store.use(f.resource.GetName(), path, false)
+	}
 }
 
 // convert is the resource as Envoy is to get it.

@@ -186,7 +186,7 @@ func FuzzRewrite(f *testing.F) {
 	f.Add(extension(f, "f", loose(f, &httpwasmv3.Wasm{Config: plugin("ftp://nowhere/", noSum, map[string]string{hintSecret: "x"})})))
 	f.Fuzz(func(t *testing.T, resource []byte) {
 		filter, err := readFilter(resource)
-		if err != nil || filter == nil {
+		if err != nil || filter.remote() == nil {
 			return
 		}
 		if module, err := filter.module(); err == nil && module.URL == "" {

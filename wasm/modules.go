@@ -29,6 +29,14 @@ type Module struct {
 	Timeout time.Duration
 }
 
+// place is what the module is kept by. Who has another pull secret, or none, has to get it from the registry.
+func (m Module) place() string {
+	if len(m.Secret) == 0 {
+		return m.URL
+	}
+	return m.URL + "\n" + hexSum(string(m.Secret))
+}
+
 // shown is the URL without a password.
 func (m Module) shown() string {
 	u, err := url.Parse(m.URL)
@@ -60,8 +68,8 @@ type Modules struct {
 
 // fetchKey is what makes two fetches the same.
 type fetchKey struct {
-	url, sum, secret string
-	always           bool
+	place, sum string
+	always     bool
 }
 
 // call is one fetch that several may wait for.
@@ -118,7 +126,7 @@ func (m *Modules) Run(ctx context.Context) error {
 func (m *Modules) File(ctx context.Context, module Module) (string, error) {
 	m.once.Do(func() { close(m.used) })
 	module.SHA256 = strings.ToLower(module.SHA256)
-	known := m.store.find(module.URL, module.SHA256)
+	known := m.store.find(module.place(), module.SHA256)
 	fresh := known != nil && !m.outdated(module)
 	m.metrics.lookup(fresh)
 	if !fresh {
@@ -153,7 +161,7 @@ func (m *Modules) outdated(module Module) bool {
 
 // shared fetches, or waits for whoever fetches the same already.
 func (m *Modules) shared(ctx context.Context, module Module, known *entry) (*entry, error) {
-	key := fetchKey{module.URL, module.SHA256, hexSum(string(module.Secret)), module.Always}
+	key := fetchKey{module.place(), module.SHA256, module.Always}
 	m.mu.Lock()
 	c := m.calls[key]
 	if c == nil {
@@ -196,7 +204,7 @@ func (m *Modules) fetchInto(module Module, known *entry) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := m.store.put(module.URL, f)
+	e, err := m.store.put(module.place(), f)
 	if e == nil {
 		return nil, err
 	}

@@ -89,14 +89,14 @@ func (s *store) open() {
 	}
 }
 
-// find is the module that a URL last gave, or the one with the given checksum; nil if it is not kept.
-func (s *store) find(url, sum string) *entry {
+// find is the module that a place last gave, or the one with the given checksum; nil if it is not kept.
+func (s *store) find(place, sum string) *entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open()
 	var found *entry
 	for _, e := range s.entries {
-		of := filepath.Dir(e.path) == hexSum(url) && (sum == "" || sum == e.sum() || sum == e.Digest)
+		of := filepath.Dir(e.path) == hexSum(place) && (sum == "" || sum == e.sum() || sum == e.Digest)
 		if of && (found == nil || e.Fetched.After(found.Fetched)) {
 			found = e
 		}
@@ -144,12 +144,12 @@ func (s *store) temporary() (*os.File, error) {
 }
 
 // put takes over a module that was fetched, and makes room for it.
-func (s *store) put(url string, f *fetched) (*entry, error) {
+func (s *store) put(place string, f *fetched) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open()
-	path := filepath.Join(hexSum(url), f.sum+".wasm")
-	err := os.MkdirAll(filepath.Join(s.dir, hexSum(url)), 0o700)
+	path := filepath.Join(hexSum(place), f.sum+".wasm")
+	err := os.MkdirAll(filepath.Join(s.dir, hexSum(place)), 0o700)
 	if err == nil {
 		err = os.Rename(f.file, filepath.Join(s.dir, path))
 	}
@@ -169,6 +169,7 @@ func (s *store) put(url string, f *fetched) (*entry, error) {
 func (s *store) use(resource, path string, fresh bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.open()
 	s.users[resource] = path
 	e := s.entries[path]
 	if e == nil {

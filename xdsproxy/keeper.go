@@ -137,8 +137,8 @@ func (k *keeper) writeResponse(v variant, stage uint64, r response, f *frame) {
 			return err
 		}
 		k.scratch = content
-		if one := r.resources[i]; one.name != "" {
-			k.store.Resource(stage, r.typeURL, one.name, one.version, content)
+		if i < len(r.resources) && r.resources[i].name != "" {
+			k.store.Resource(stage, r.typeURL, r.resources[i].name, r.resources[i].version, content)
 		}
 		i++
 		return nil

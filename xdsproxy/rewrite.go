@@ -8,6 +8,8 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
 // maxRewrites bounds the responses of one type that wait for their rewriting; then the control plane is held back.
@@ -94,7 +96,11 @@ func (a *ascent) rewrite(rewrite Rewriter, job rewriteJob) error {
 		a.refuse(job, err)
 		return nil
 	}
-	return a.deliver(a.epoch, job.response, f, job.frame)
+	kept := job.frame
+	if lastgood.HasSecret(job.typeURL, kept.data.Materialize()) {
+		kept = f // without what was meant for the rewriter only
+	}
+	return a.deliver(a.epoch, job.response, f, kept)
 }
 
 // refuse answers a response in Envoy's place.

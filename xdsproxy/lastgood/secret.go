@@ -20,6 +20,9 @@ var secretMarks = []struct {
 	{[]byte("ISTIO_META_WASM_IMAGE_PULL_SECRET"), "a pull secret is in it"},
 }
 
+// HasSecret says whether there is something secret in a resource, or in a message with resources.
+func HasSecret(typeURL string, content []byte) bool { return secretIn(typeURL, content) != "" }
+
 // secretIn says what is secret in a resource, or nothing.
 func secretIn(typeURL string, content []byte) string {
 	if typeURL == secretType {
