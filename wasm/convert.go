@@ -120,7 +120,7 @@ func (f *filter) read(config *anypb.Any) error {
 		}
 		f.typeURL = loose.GetTypeUrl()
 	}
-	plugin := func() *wasmv3.PluginConfig { return nil }
+	var plugin func() *wasmv3.PluginConfig
 	switch f.typeURL {
 	case httpWasmType:
 		message := &httpwasmv3.Wasm{}
@@ -236,6 +236,7 @@ func always(policy, url string) bool {
 }
 
 func (f *filter) open() bool {
+	//lint:ignore SA1019 control planes still set the older field
 	return f.plugin.GetFailOpen() || f.plugin.GetFailurePolicy() == wasmv3.FailurePolicy_FAIL_OPEN
 }
 

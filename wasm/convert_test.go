@@ -143,6 +143,7 @@ func TestAFilterWithoutItsModuleIsReplacedByItsFailPolicy(t *testing.T) {
 	open := plugin(o.URL, noSum, nil)
 	open.FailurePolicy = wasmv3.FailurePolicy_FAIL_OPEN
 	older := plugin(o.URL, noSum, nil)
+	//lint:ignore SA1019 control planes still set the older field
 	older.FailOpen = true
 	closed := plugin(o.URL, noSum, nil)
 	for name, c := range map[string]struct {
