@@ -77,7 +77,11 @@ func printXDSStatus(w io.Writer, s xdsproxy.Status) {
 		state = "not connected: " + cmp.Or(s.Reason, "nothing was said yet")
 	}
 	fmt.Fprintf(w, "control plane\t%s\t%s\n", cmp.Or(s.Upstream, "-"), state)
-	fmt.Fprintf(w, "last response\t%s\n\n", ago(s.LastResponse))
+	fmt.Fprintf(w, "last response\t%s\n", ago(s.LastResponse))
+	if s.LastGood != nil {
+		printLastGood(w, *s.LastGood)
+	}
+	fmt.Fprintln(w)
 	fmt.Fprintln(w, "TYPE\tSTATE\tSUBSCRIBED\tVERSION\tACKS\tNACKS\tLAST ACK\tBYTES")
 	for _, t := range s.Types {
 		subscribed := fmt.Sprint(t.Subscribed)

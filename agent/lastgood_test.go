@@ -62,8 +62,17 @@ func TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes(t *testing.T) {
 	r.waitServes("/ns/books/sa/shop")
 	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
 	r.waitReady()
+	if out, code := r.command("xds", "status"); code != 0 || !strings.Contains(out, "the last good one, up to date until") || !strings.Contains(out, "configuration.log") {
+		t.Errorf("xds status: code %d\n%s", code, out)
+	}
 	s.cp.start(t)
-	r.waitReport("/healthz/ready", "xds", 200, "")
+	r.eventually("the control plane is back", func() error {
+		_, reasons, err := r.reasons()
+		if reason := reasons["xds"]; err != nil || reason != "" {
+			return errors.Join(err, errors.New(reason))
+		}
+		return nil
+	})
 }
 
 // TestAgentThatStartsWithoutAControlPlaneServes: its certificate is in files, since nobody signs one.
