@@ -22,6 +22,9 @@ import (
 // stays until its stream or its input ends.
 const asClient = "PILOTFISH_TEST_AS_XDS_CLIENT"
 
+// appUser is the user of an application that is not the agent's.
+const appUser = 65534
+
 func speakXDS(socket string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -105,7 +108,7 @@ func TestApplicationsWithoutEnvoyGetConfigurationWhateverTheirUser(t *testing.T)
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	first, second := r.application(nobody), r.application(nobody-1)
+	first, second := r.application(appUser), r.application(appUser-1)
 	for name, app := range map[string]*xdsApplication{"first": first, "second": second} {
 		if got := app.next(); got != listenerGot {
 			t.Errorf("the %s application: %s", name, got)
@@ -123,14 +126,14 @@ func TestApplicationBesideEnvoyNeedsLeaveAndTakesNothing(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.2.2")
 	openTo(t, s)
-	s.env = append(s.env, fmt.Sprintf("XDS_SOCKET_USERS=%d", nobody))
+	s.env = append(s.env, fmt.Sprintf("XDS_SOCKET_USERS=%d", appUser))
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	if got := r.application(nobody).next(); got != listenerGot {
+	if got := r.application(appUser).next(); got != listenerGot {
 		t.Errorf("the application: %s", got)
 	}
-	if got := r.application(nobody - 1).next(); !strings.HasPrefix(got, "ended: ") {
+	if got := r.application(appUser - 1).next(); !strings.HasPrefix(got, "ended: ") {
 		t.Errorf("an application of another user: %s", got)
 	}
 	out := r.out.String()
@@ -151,7 +154,7 @@ func TestNobodyElseReachesTheSocketBesideEnvoy(t *testing.T) {
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	if got := r.application(nobody).next(); !strings.Contains(got, "permission denied") {
+	if got := r.application(appUser).next(); !strings.Contains(got, "permission denied") {
 		t.Errorf("an application: %s", got)
 	}
 	if info, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy/XDS")); err != nil || info.Mode().Perm() != 0o600 {
