@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,7 +12,7 @@ import (
 
 // CAConfig is what a CASource needs.
 type CAConfig struct {
-	// Address is the certificate authority's, host:port.
+	// Address is the certificate authority's, host:port, or several with commas between them, of which the first that answers is.
 	Address string
 	CAServer
 
@@ -50,8 +51,10 @@ type CAConfig struct {
 }
 
 func (c *CAConfig) setDefaults() error {
-	if _, _, err := net.SplitHostPort(c.Address); err != nil {
-		return fmt.Errorf("sds: the certificate authority's address %q is not host:port: %w", c.Address, err)
+	for one := range strings.SplitSeq(c.Address, ",") {
+		if _, _, err := net.SplitHostPort(strings.TrimSpace(one)); err != nil {
+			return fmt.Errorf("sds: the certificate authority's address %q is not host:port: %w", one, err)
+		}
 	}
 	if c.TrustDomain == "" || c.Namespace == "" || c.ServiceAccount == "" {
 		return fmt.Errorf("sds: an identity needs a trust domain (%q), a namespace (%q) and a service account (%q)",
