@@ -11,7 +11,7 @@ import (
 const notShown = "(not shown)"
 
 // secretName matches names of settings whose values give power to who knows them.
-var secretName = regexp.MustCompile(`(?i)(token|passw(or)?d|secret|credential|api_?key|access_?key|private_?key|authorization)s?$`)
+var secretName = regexp.MustCompile(`(?i)(token|passw(or)?d|secret|credential|api_?key|access_?key|private_?key|authorization|passphrase|cookie|signing_?key|(^|_)(pass|auth))s?$`)
 
 // shown is a value as it may be printed and logged: that of a setting by a telling name is left out, and so is
 // what looks like one by itself. Names of files are no secrets.

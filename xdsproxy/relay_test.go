@@ -3,6 +3,7 @@ package xdsproxy
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -217,11 +218,12 @@ func TestAcksAndNacksAreOnTheBooks(t *testing.T) {
 		}
 	}}
 	address, _ := cp.listen(t, "127.0.0.1:0", nil)
-	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
+	log := &testenv.Buffer{}
+	relay := start(t, Config{Logger: slog.New(slog.NewTextHandler(log, nil)), Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
 	nack := func(r *discoveryv3.DiscoveryResponse) *discoveryv3.DiscoveryRequest {
 		return &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, ResponseNonce: r.Nonce,
-			ErrorDetail: &rpcstatus.Status{Code: 13, Message: "cluster broken: no endpoints"}}
+			ErrorDetail: &rpcstatus.Status{Code: 13, Message: "cluster broken: no endpoints in -----BEGIN PRIVATE KEY-----\n" + marker + "\n-----END PRIVATE KEY-----"}}
 	}
 
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
@@ -250,6 +252,10 @@ func TestAcksAndNacksAreOnTheBooks(t *testing.T) {
 		}
 		return nil
 	})
+	shown, err := json.Marshal([]any{relay.Status(), relay.History()})
+	if err != nil || bytes.Contains(shown, []byte(marker)) || strings.Contains(log.String(), marker) {
+		t.Errorf("what Envoy cited is shown: %s\n%s\n%v", shown, log, err)
+	}
 }
 
 // TestEnvoyWithoutRoutesIsNotReady: it would answer 404 to everything.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
 const (
@@ -323,6 +324,7 @@ func (s *session) hear(f *frame, connected bool) *frame {
 		s.relay.log.Warn("a request of Envoy could not be read; it is passed on as it is", "error", err)
 		return forward
 	}
+	h.reason = redact.Text(h.reason) // Envoy may cite the configuration
 	if nack := s.book.request(s.proto, h.request, h.about.response); nack {
 		s.relay.log.Warn("Envoy rejected its configuration", "type", h.typeURL, "reason", h.reason)
 	}

@@ -3,6 +3,7 @@ package xdsproxy
 import (
 	"encoding/base64"
 	"encoding/json"
+	"regexp"
 
 	udpa "github.com/cncf/xds/go/udpa/annotations"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
 const (
@@ -21,6 +23,9 @@ const (
 	// mostOpaque bounds what is shown of content that nobody here can read.
 	mostOpaque = 64 << 10
 )
+
+// secretTypes are names of types that are likely to hold secrets, where nobody here knows in which of their fields.
+var secretTypes = regexp.MustCompile(`(?i)auth|credential|secret|token|password|api_?key|hmac|session|cookie|inject|signing`)
 
 // opaque is what stands for content of a type that this program does not know.
 type opaque struct {
@@ -35,8 +40,8 @@ func opaqueOf(typeURL string, data []byte, size int) opaque {
 	switch {
 	case data == nil || len(data) > mostOpaque:
 		o.Note = "too large to be shown"
-	case redact.Text(string(data)) != string(data):
-		o.Note = "not shown: there is a secret in it"
+	case secretTypes.MatchString(typeURL) || lastgood.HasSecret(typeURL, data) || redact.Text(string(data)) != string(data):
+		o.Note = "not shown: there may be a secret in it"
 	default:
 		o.Base64 = base64.StdEncoding.EncodeToString(data)
 	}

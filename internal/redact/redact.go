@@ -3,6 +3,7 @@ package redact
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,15 +15,22 @@ import (
 // redacted stands where a secret was.
 const redacted = "[redacted]"
 
-// deepestJSON bounds the nesting of what is redacted; Envoy's own configuration stays far below.
-const deepestJSON = 256
+// deepestJSON bounds the nesting of what is redacted; Envoy's own configuration stays far below. deepestText bounds that of
+// JSON in texts of JSON, which nobody reads.
+const (
+	deepestJSON = 256
+	deepestText = 4
+)
 
 // secretNames are parts of the names of fields and headers whose values are nobody's business: in Envoy's own
 // configuration, in that of filters, and in what users put into metadata.
 var secretNames = regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|[a-z0-9_-]secret$|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key`)
 
-// secretTexts are secrets by their own looks, wherever they stand.
-var secretTexts = regexp.MustCompile(`(?i)-----BEGIN [A-Z ]*PRIVATE KEY-----|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.|[a-z][a-z0-9+.-]*://[^/@\s:]+:[^/@\s]+@`)
+// secretTexts are secrets by their own looks, wherever they stand: keys as a whole, and signed URLs.
+var secretTexts = regexp.MustCompile(`(?is)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
+	`|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*` +
+	`|[a-z][a-z0-9+.-]*://[^/@\s:]+:[^/@\s]+@` +
+	`|[?&](x-(amz|goog)-(signature|security-token)|sig|signature|[a-z_-]*token|api[_-]?key|password|secret)=[^&\s"'<>]+`)
 
 // places are texts within a secret that say where it is, not what it is.
 var places = map[string]bool{"@type": true, "filename": true, "path": true, "watched_directory": true, "provider_name": true, "name": true}
@@ -46,6 +54,9 @@ func JSON(to io.Writer, from io.Reader) error {
 type redactor struct {
 	in  *json.Decoder
 	out *bufio.Writer
+	// within counts the texts that the JSON is in; found says that there was a secret.
+	within int
+	found  bool
 }
 
 // value copies one value. The name is that of the field that it is the value of, and hidden says that it is of a secret.
@@ -64,12 +75,44 @@ func (r *redactor) value(name string, hidden bool, depth int) error {
 		}
 		return r.object(hidden, depth)
 	case string:
-		if hidden && !places[name] || secretTexts.MatchString(v) {
-			v = redacted
+		if hidden && !places[name] {
+			r.found = true
+			return r.write(redacted)
 		}
-		return r.write(v)
+		return r.write(r.text(v))
 	}
 	return r.write(t)
+}
+
+// text is a text that is not of a secret, without those that it holds: filters have configuration that is JSON in a text.
+func (r *redactor) text(v string) string {
+	if inner, ok := withoutEmbedded(v, r.within); ok {
+		r.found = true
+		v = inner
+	}
+	if secretTexts.MatchString(v) {
+		r.found = true
+		return redacted
+	}
+	return v
+}
+
+// withoutEmbedded is the JSON in a text without its secrets, if it is that and has some.
+func withoutEmbedded(text string, within int) (string, bool) {
+	trimmed := strings.TrimSpace(text)
+	if len(trimmed) < 2 || trimmed[0] != '{' && trimmed[0] != '[' || !json.Valid([]byte(trimmed)) {
+		return "", false
+	}
+	if within == deepestText {
+		return redacted, true
+	}
+	var clean bytes.Buffer
+	r := &redactor{in: json.NewDecoder(strings.NewReader(trimmed)), out: bufio.NewWriter(&clean), within: within + 1}
+	r.in.UseNumber()
+	if r.value("", false, 0) != nil || r.out.Flush() != nil {
+		return redacted, true
+	}
+	return clean.String(), r.found
 }
 
 // atEnd makes an error of an end that came too early.
@@ -149,11 +192,7 @@ func (r *redactor) headerName(depth int) (bool, error) {
 		}
 		return false, r.object(false, depth+1)
 	case string:
-		secret := secretNames.MatchString(v)
-		if secretTexts.MatchString(v) {
-			v = redacted
-		}
-		return secret, r.write(v)
+		return secretNames.MatchString(v), r.write(r.text(v))
 	}
 	return false, r.write(t)
 }
@@ -165,10 +204,13 @@ func (r *redactor) close(with byte) error {
 	return r.out.WriteByte(with)
 }
 
-// Text leaves out of a line what looks like a secret.
-func Text(line string) string {
-	if !secretTexts.MatchString(line) {
-		return line
+// Text leaves out of a text what looks like a secret, and what is named as one if it is JSON.
+func Text(text string) string {
+	if clean, ok := withoutEmbedded(text, 0); ok {
+		text = clean
 	}
-	return strings.TrimSpace(secretTexts.ReplaceAllString(line, redacted))
+	if !secretTexts.MatchString(text) {
+		return text
+	}
+	return strings.TrimSpace(secretTexts.ReplaceAllString(text, redacted))
 }

@@ -34,10 +34,29 @@ func TestSecretsAreLeftOut(t *testing.T) {
 		{`{"name": "authorization", "string_match": {"exact": "abc"}}`, `{"name":"authorization","string_match":{"exact":"abc"}}`},
 		{`{"key": {"key": "cookie", "value": "a"}, "value": "b"}`, `{"key":{"key":"cookie","value":"[redacted]"},"value":"b"}`},
 		{`{"MY_SECRET": "abc", "clientSecret": "abc", "secret": {"name": "default"}}`, `{"MY_SECRET":"[redacted]","clientSecret":"[redacted]","secret":{"name":"default"}}`},
+		{`{"configuration": {"value": "{\"rules\": [{\"credentials\": [\"a:b\"]}], \"n\": 1e3}"}}`, `{"configuration":{"value":"{\"rules\":[{\"credentials\":[\"[redacted]\"]}],\"n\":1e3}"}}`},
+		{`{"value": "{ \"team\": \"books\" }"}`, `{"value":"{ \"team\": \"books\" }"}`},
+		{`{"uri": "https://b.s3.example/m.wasm?X-Amz-Date=1&X-Amz-Signature=abcd"}`, `{"uri":"[redacted]"}`},
 		{`"plain"`, `"plain"`},
 	} {
 		if got := redactedText(t, c.in); got != c.want {
 			t.Errorf("%s:\n got %s\nwant %s", c.in, got, c.want)
+		}
+	}
+}
+
+func TestSecretsAreLeftOutOfTexts(t *testing.T) {
+	for in, want := range map[string]string{
+		"rejected: -----BEGIN PRIVATE KEY-----\nMIIE\nabc=\n-----END PRIVATE KEY----- in it": "rejected: [redacted] in it",
+		`rejected: "-----BEGIN RSA PRIVATE KEY-----\nMIIE`:                                   `rejected: "[redacted]`,
+		"with eyJhbGciOiJS.eyJzdWIiOiJh.c2lnbmF0dXJl it failed":                              "with [redacted] it failed",
+		"https://s/m.wasm?a=b&sig=xyz: 403":                                                  "https://s/m.wasm?a=b[redacted] 403",
+		`{"password": "abc", "a": "{\"token\": \"x\"}"}`:                                     `{"password":"[redacted]","a":"{\"token\":\"[redacted]\"}"}`,
+		`{"a": [1, 2]}`:       `{"a": [1, 2]}`,
+		"listener a: invalid": "listener a: invalid",
+	} {
+		if got := Text(in); got != want {
+			t.Errorf("%s:\n got %s\nwant %s", in, got, want)
 		}
 	}
 }
