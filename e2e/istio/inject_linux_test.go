@@ -206,7 +206,7 @@ func TestPodLivesAsIstioInjectsIt(t *testing.T) {
 	if len(hook) < 2 || hook[0] != "pilot-agent" {
 		t.Fatalf("the injector's hook is %q", hook)
 	}
-	output, ended := p.namespace.start(t, p.command(t, hook[1:]...))
+	output, ended := p.namespace.Start(t, p.command(t, hook[1:]...))
 	<-ended
 	testenv.Eventually(t, "the hook drains the proxy", func() error {
 		code, body, err := m.node.request("http://" + reviewsAddress + ":15020/healthz/ready")

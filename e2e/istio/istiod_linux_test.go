@@ -90,7 +90,7 @@ func (i *istiod) start(t testing.TB) {
 	i.cmd.Env = append(slices.Clone(stockEnvoy), "POD_NAME=istiod", "POD_NAMESPACE=istio-system", "HOME="+i.dir, "PATH="+os.Getenv("PATH"),
 		"ISTIO_KUBE_CLIENT_CONTENT_TYPE=json", "ENABLE_LEADER_ELECTION=false", "PILOT_ENABLE_GATEWAY_API=false")
 	i.cmd.Env = append(i.cmd.Env, i.environment...)
-	i.output, i.ended = i.node.start(t, i.cmd)
+	i.output, i.ended = i.node.Start(t, i.cmd)
 	testenv.Eventually(t, "istiod is ready", func() error {
 		select {
 		case <-i.ended:

@@ -5,85 +5,24 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"runtime"
-	"syscall"
 	"testing"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
 // namespace is a network namespace, which ends with the test.
-type namespace struct{ handle netns.NsHandle }
-
-func newNamespace(t testing.TB) *namespace {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can make network namespaces")
-	}
-	n := &namespace{handle: -1}
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		n.handle, err = netns.New()
-	}()
-	<-done
-	if err != nil {
-		t.Fatalf("a network namespace: %v", err)
-	}
-	t.Cleanup(func() { _ = n.handle.Close() })
-	n.links(t, func(h *netlink.Handle) error {
-		lo, err := h.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		return h.LinkSetUp(lo)
-	})
-	return n
-}
-
-// within runs f on a thread in the namespace.
-func (n *namespace) within(f func() error) error {
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if err = netns.Set(n.handle); err == nil {
-			err = f()
-		}
-	}()
-	<-done
-	return err
-}
-
-func (n *namespace) links(t testing.TB, f func(*netlink.Handle) error) {
-	t.Helper()
-	h, err := netlink.NewHandleAt(n.handle)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.Close()
-	if err := f(h); err != nil {
-		t.Fatal(err)
-	}
-}
+type namespace struct{ *testns.Namespace }
 
 func (n *namespace) listen(t testing.TB, address string) net.Listener {
 	t.Helper()
 	var l net.Listener
-	err := n.within(func() (err error) {
+	err := n.Within(func() (err error) {
 		l, err = net.Listen("tcp", address)
 		return err
 	})
@@ -95,45 +34,11 @@ func (n *namespace) listen(t testing.TB, address string) net.Listener {
 
 // dial connects from within the namespace; the address has to be a number.
 func (n *namespace) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
-	err = n.within(func() (err error) {
+	err = n.Within(func() (err error) {
 		c, err = (&net.Dialer{}).DialContext(ctx, network, address)
 		return err
 	})
 	return c, err
-}
-
-// start runs a program in the namespace until the test ends, or it does so itself.
-func (n *namespace) start(t testing.TB, cmd *exec.Cmd) (output *testenv.Buffer, ended <-chan struct{}) {
-	t.Helper()
-	output = &testenv.Buffer{}
-	cmd.Stdout, cmd.Stderr = output, output
-	if cmd.SysProcAttr == nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{}
-	}
-	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	started, done := make(chan error), make(chan struct{})
-	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
-		defer close(done)
-		_ = n.within(func() error {
-			err := cmd.Start()
-			started <- err
-			if err == nil {
-				_ = cmd.Wait()
-			}
-			return nil
-		})
-	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-done
-		if t.Failed() {
-			t.Logf("%s said:\n%s", filepath.Base(cmd.Path), output)
-		}
-	})
-	return output, done
 }
 
 // node is what pods are on: a bridge, and the control plane beside it.
@@ -147,8 +52,8 @@ const subnet = 24
 
 func newNode(t testing.TB, address string) *node {
 	t.Helper()
-	n := &node{namespace: newNamespace(t), address: netip.MustParseAddr(address), bridge: "pods"}
-	n.links(t, func(h *netlink.Handle) error {
+	n := &node{namespace: &namespace{testns.New(t)}, address: netip.MustParseAddr(address), bridge: "pods"}
+	n.Links(t, func(h *netlink.Handle) error {
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.bridge}}); err != nil {
 			return err
 		}
@@ -172,19 +77,19 @@ func up(h *netlink.Handle, name string, address netip.Addr) error {
 // sandbox makes a pod's namespace, with an interface on the node's bridge and a route to everything through it.
 func (n *node) sandbox(t testing.TB, address netip.Addr) *namespace {
 	t.Helper()
-	pod := newNamespace(t)
+	pod := &namespace{testns.New(t)}
 	name := fmt.Sprintf("veth%d", address.As4()[3])
-	n.links(t, func(h *netlink.Handle) error {
+	n.Links(t, func(h *netlink.Handle) error {
 		bridge, err := h.LinkByName(n.bridge)
 		if err != nil {
 			return err
 		}
 		return h.LinkAdd(&netlink.Veth{
 			LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index, Flags: net.FlagUp},
-			PeerName:  "eth0", PeerNamespace: netlink.NsFd(pod.handle),
+			PeerName:  "eth0", PeerNamespace: netlink.NsFd(pod.Handle),
 		})
 	})
-	pod.links(t, func(h *netlink.Handle) error {
+	pod.Links(t, func(h *netlink.Handle) error {
 		if err := up(h, "eth0", address); err != nil {
 			return err
 		}
@@ -199,7 +104,7 @@ const proxyGroup = 1337
 // redirect makes the rules of Istio's init container: what the application sends goes to 15001, what comes in to 15006.
 func (n *namespace) redirect(t testing.TB) {
 	t.Helper()
-	c, err := nftables.New(nftables.WithNetNSFd(int(n.handle)))
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.Handle)))
 	if err != nil {
 		t.Fatal(err)
 	}

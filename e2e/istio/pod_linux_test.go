@@ -116,7 +116,7 @@ func (p *pod) start(t testing.TB, extra ...string) *pod {
 	t.Helper()
 	p.cmd = p.command(t, arguments(p.proxy, p.environment(t, p.proxy))...)
 	p.cmd.Env = append(p.cmd.Env, extra...)
-	p.output, p.ended = p.namespace.start(t, p.cmd)
+	p.output, p.ended = p.namespace.Start(t, p.cmd)
 	return p
 }
 

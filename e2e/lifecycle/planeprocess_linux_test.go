@@ -8,17 +8,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
 const securePort = 15012
@@ -29,8 +28,7 @@ type farAway struct {
 	t         testing.TB
 	outside   netip.Addr   // this machine's address on the link
 	inside    []netip.Addr // those of the control planes
-	handle    netns.NsHandle
-	links     *netlink.Handle
+	namespace *testns.Namespace
 	dir       string
 	authority *ca.Authority
 	pods      []*pod
@@ -38,16 +36,12 @@ type farAway struct {
 
 func newFarAway(t testing.TB) *farAway {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can make network namespaces")
-	}
 	network := byte(os.Getpid() % 250) // of tests beside this one, each has its own
 	at := func(host byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 213, network, host}) }
 	linkName := fmt.Sprintf("pf-far-%d", network)
 	f := &farAway{t: t, dir: t.TempDir(), outside: at(1), inside: []netip.Addr{at(2), at(3)}}
-	f.handle = newNamespace(t)
-	t.Cleanup(func() { _ = f.handle.Close() })
-	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: linkName, Flags: net.FlagUp}, PeerName: "eth0", PeerNamespace: netlink.NsFd(f.handle)}
+	f.namespace = testns.New(t)
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: linkName, Flags: net.FlagUp}, PeerName: "eth0", PeerNamespace: netlink.NsFd(f.namespace.Handle)}
 	here, err := netlink.NewHandle()
 	if err == nil {
 		err = here.LinkAdd(link)
@@ -56,12 +50,9 @@ func newFarAway(t testing.TB) *farAway {
 		t.Fatalf("a link to the namespace: %v", err)
 	}
 	t.Cleanup(func() { _ = here.LinkDel(link); here.Close() })
-	if f.links, err = netlink.NewHandleAt(f.handle); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(f.links.Close)
+	f.namespace.Links(t, func(h *netlink.Handle) error { return addAddress(h, "eth0", f.inside...) })
 	for _, err := range []error{
-		addAddress(here, linkName, f.outside), addAddress(f.links, "eth0", f.inside...), addAddress(f.links, "lo"),
+		addAddress(here, linkName, f.outside),
 		os.MkdirAll(f.path("config"), 0o700), os.WriteFile(f.path("config/mesh.yaml"), []byte(documents), 0o600),
 	} {
 		if err != nil {
@@ -72,22 +63,6 @@ func newFarAway(t testing.TB) *farAway {
 		t.Fatal(err)
 	}
 	return f
-}
-
-// newNamespace makes one on a thread that ends with it.
-func newNamespace(t testing.TB) (handle netns.NsHandle) {
-	t.Helper()
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		var err error
-		handle, err = netns.New()
-		made <- err
-	}()
-	if err := <-made; err != nil {
-		t.Fatalf("a network namespace: %v", err)
-	}
-	return handle
 }
 
 func addAddress(h *netlink.Handle, name string, addresses ...netip.Addr) error {
@@ -114,35 +89,23 @@ func (f *farAway) SecureAddr() netip.AddrPort { return netip.AddrPortFrom(f.insi
 func (f *farAway) cut() (mend func()) {
 	f.t.Helper()
 	hole := &netlink.Route{Dst: &net.IPNet{IP: f.outside.AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: syscall.RTN_BLACKHOLE}
-	if err := f.links.RouteAdd(hole); err != nil {
-		f.t.Fatal(err)
-	}
-	return func() {
-		if err := f.links.RouteDel(hole); err != nil {
-			f.t.Error(err)
-		}
-	}
+	f.namespace.Links(f.t, func(h *netlink.Handle) error { return h.RouteAdd(hole) })
+	return func() { f.namespace.Links(f.t, func(h *netlink.Handle) error { return h.RouteDel(hole) }) }
 }
 
 // slow lets the control planes send so many bytes a second, until mend is called.
 func (f *farAway) slow(rate uint64) (mend func()) {
 	f.t.Helper()
-	link, err := f.links.LinkByName("eth0")
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	bucket := &netlink.Tbf{
-		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
-		Rate:       rate, Buffer: uint32(netlink.Xmittime(rate, 4000)), Limit: 64 << 10,
-	}
-	if err := f.links.QdiscAdd(bucket); err != nil {
-		f.t.Fatalf("slowing the link: %v", err)
-	}
-	return func() {
-		if err := f.links.QdiscDel(bucket); err != nil {
-			f.t.Error(err)
+	bucket := &netlink.Tbf{Rate: rate, Buffer: uint32(netlink.Xmittime(rate, 4000)), Limit: 64 << 10}
+	f.namespace.Links(f.t, func(h *netlink.Handle) error {
+		link, err := h.LinkByName("eth0")
+		if err != nil {
+			return err
 		}
-	}
+		bucket.QdiscAttrs = netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+		return h.QdiscAdd(bucket)
+	})
+	return func() { f.namespace.Links(f.t, func(h *netlink.Handle) error { return h.QdiscDel(bucket) }) }
 }
 
 // publish is the configuration: traffic goes to the pods, and each answer bears the generation.
@@ -176,7 +139,7 @@ spec:
 type planeProcess struct {
 	t     testing.TB
 	cmd   *exec.Cmd
-	ended chan struct{}
+	ended <-chan struct{}
 }
 
 // start starts a control plane at one of the addresses inside; it is gone at the test's end.
@@ -184,32 +147,8 @@ func (f *farAway) start(at netip.Addr) *planeProcess {
 	f.t.Helper()
 	cmd := exec.Command(testenv.Bin(f.t, "pilotfish"), "control-plane", "--config-dir", f.path("config"), "--state-dir", f.path("state"),
 		"--address", at.String(), "--port", "-2", "--token-port", "-2", "--monitoring-port", "-2")
-	output := &testenv.Buffer{}
-	cmd.Stdout, cmd.Stderr = output, output
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	p := &planeProcess{t: f.t, cmd: cmd, ended: make(chan struct{})}
-	started := make(chan error)
-	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
-		defer close(p.ended)
-		runtime.LockOSThread()
-		err := netns.Set(f.handle)
-		if err == nil {
-			err = cmd.Start()
-		}
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
-		f.t.Fatal(err)
-	}
-	f.t.Cleanup(func() {
-		p.kill()
-		if f.t.Failed() {
-			f.t.Logf("the control plane at %s said:\n%s", at, output)
-		}
-	})
+	p := &planeProcess{t: f.t, cmd: cmd}
+	_, p.ended = f.namespace.Start(f.t, cmd)
 	testenv.Eventually(f.t, "the control plane takes connections", func() error {
 		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(at, securePort).String(), time.Second)
 		if err == nil {
