@@ -178,6 +178,36 @@ func TestSocketThatIsNamedHasToBeServed(t *testing.T) {
 	}
 }
 
+func TestControlPlaneIsToldOfSomebodyWhoServesTheSecretsOfGateways(t *testing.T) {
+	inDir(t, nil)
+	in := env()
+	in.Outside = func(string, string, bool) sds.Outside { return sds.OutsideNothing }
+	told := func() any {
+		m := resolve(t, in).bootstrap("").Metadata
+		return m["credential"]
+	}
+	if v := told(); v != nil {
+		t.Errorf("without it: %v", v)
+	}
+	if err := os.MkdirAll(filepath.Dir(gatewaySocket), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", gatewaySocket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := told(); v != "true" {
+		t.Errorf("with it: %v", v)
+	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if v := told(); v != nil {
+		t.Errorf("with a socket that nobody listens on: %v", v)
+	}
+}
+
 // spire is a Workload API that never changes its mind.
 type spire struct {
 	workload.UnimplementedSpiffeWorkloadAPIServer

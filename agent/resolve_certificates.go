@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -53,6 +54,13 @@ type CertificateConfig struct {
 // filesOnlySocket is where secrets from files are served when somebody else serves the rest.
 const filesOnlySocket = "./var/run/secrets/credential-uds/files-socket"
 
+// gatewaySocket is where somebody else may serve the secrets that gateways name by credentialName (sds://…). The control
+// plane sends Envoy there, once it is told that somebody listens.
+const (
+	gatewaySocket   = "./var/run/secrets/credential-uds/socket"
+	gatewayMetadata = "credential"
+)
+
 // ownSocket is where the agent serves.
 func (c CertificateConfig) ownSocket() string {
 	if c.Outside == sds.OutsideNothing {
@@ -84,6 +92,7 @@ func (r *resolver) certificates() {
 	r.env.note("certificates.socket", c.Socket, r.env.origin("WORKLOAD_IDENTITY_SOCKET_FILE"))
 	r.output()
 	r.outside()
+	r.gatewaySecrets()
 	r.workloadAPI()
 	c.Files = r.files()
 	r.authority()
@@ -202,6 +211,20 @@ func (r *resolver) outside() {
 		r.env.refuse("WORKLOAD_IDENTITY_SOCKET_FILE", filepath.Base(c.Socket), "nobody listens on "+c.Socket+
 			": start what serves it before the agent, or leave the setting out for the agent's own")
 	}
+}
+
+// gatewaySecrets tells the control plane of somebody who serves them.
+func (r *resolver) gatewaySecrets() {
+	if r.in.Outside == nil {
+		return
+	}
+	conn, err := net.DialTimeout("unix", gatewaySocket, occupyAsk)
+	if err != nil {
+		return
+	}
+	_ = conn.Close()
+	r.config.Identity.Metadata[gatewayMetadata] = "true"
+	r.env.note("certificates.gatewaySocket", gatewaySocket, "somebody listens there")
 }
 
 // workloadAPI is found where SPIFFE's own libraries find it, or in place of the socket of secrets.
