@@ -113,7 +113,7 @@ var variables = []variable{
 	{name: "DNS_PROXY_ADDR", setting: "dns.address", otherwise: "localhost:15053", given: ":53", bad: "127.0.0.1", remedy: "host:port", with: namesOn},
 	{name: "DNS_FORWARD_PARALLEL", setting: "dns.forwardParallel", otherwise: "false", given: "true", bad: "x", remedy: "true or false", with: namesOn},
 	{name: "DNS_FORWARD_TIMEOUT", setting: "dns.forwardTimeout", otherwise: "5s", given: "2s", bad: "x", remedy: "duration", with: namesOn},
-	{name: "DNS_TTL", setting: "dns.ttl", otherwise: "30s", given: "5s", bad: "100ms", remedy: "seconds", with: namesOn},
+	{name: "DNS_TTL", setting: "dns.ttl", otherwise: "30s", given: "5s", bad: "0s", remedy: "seconds", with: namesOn},
 	{name: "DNS_ALLOW_FROM", setting: "dns.allowFrom", given: "10.0.0.0/8, fd00::1", bad: "everybody", remedy: "networks", with: namesOn},
 	{name: "DNS_RESOLV_CONF", setting: "dns.resolvConf", otherwise: "/etc/resolv.conf", given: "/run/resolv.conf", with: namesOn},
 	{name: "DNS_KEEP_NAMES", setting: "dns.keepNames", otherwise: "true", given: "false", bad: "x", remedy: "true or false", with: namesOn},

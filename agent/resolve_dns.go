@@ -73,7 +73,7 @@ func (r *resolver) names() {
 	c.ResolvConf = r.env.text("dns.resolvConf", "DNS_RESOLV_CONF", resolvConf, sourceDefault)
 	c.ForwardParallel = r.env.boolean("dns.forwardParallel", "DNS_FORWARD_PARALLEL", false)
 	c.ForwardTimeout = r.env.duration("dns.forwardTimeout", "DNS_FORWARD_TIMEOUT", 5*time.Second)
-	c.TTL = parsed(r.env, "dns.ttl", "DNS_TTL", 30*time.Second, "write whole seconds up to 24h, as 30s", parseTTL)
+	c.TTL = parsed(r.env, "dns.ttl", "DNS_TTL", 30*time.Second, "write whole seconds from 1s to 24h, as 30s", parseTTL)
 	c.AllowFrom = r.prefixes("dns.allowFrom", "DNS_ALLOW_FROM")
 	if r.env.boolean("dns.keepNames", "DNS_KEEP_NAMES", true) {
 		c.KeepFile = filepath.Join(filepath.Dir(r.config.ControlPlane.Socket), keptNamesFile)
@@ -107,7 +107,7 @@ func (r *resolver) namesHost() string {
 
 func parseTTL(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
-	if err == nil && (d < 0 || d > mostTTL || d%time.Second != 0) {
+	if err == nil && (d < time.Second || d > mostTTL || d%time.Second != 0) {
 		err = strconv.ErrRange
 	}
 	return d, err

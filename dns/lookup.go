@@ -111,7 +111,7 @@ func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, wh
 	}
 	a, source, err := s.forward.resolve(ctx, q.key)
 	if err != nil {
-		return q.fail(dns.RcodeServerFailure), source, err.Error()
+		return s.unanswered(q), source, strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	return s.finish(q, a), source, s.provenance(a, source)
 }

@@ -208,3 +208,19 @@ func TestHeadlessServiceOfThousandsIsTruncatedByUDPAndWholeByTCP(t *testing.T) {
 		t.Errorf("more than a message holds: %d answers", len(got.Answer))
 	}
 }
+
+func TestServicesOfTheClusterNeedNoResolverToHaveNoOtherRecords(t *testing.T) {
+	up := newResolver(t, rcode(dns.RcodeRefused))
+	gone := newResolver(t, silent)
+	for name, s := range map[string]*Server{
+		"refused": start(t, Config{ResolvConf: resolvConfOf(t, up)}, meshTable()),
+		"silent":  start(t, Config{ResolvConf: resolvConfOf(t, gone), ForwardTimeout: 50 * time.Millisecond}, meshTable()),
+	} {
+		if got := ask(t, s, "web.shop.svc.cluster.local.", dns.TypeHTTPS); got.Rcode != dns.RcodeSuccess || len(got.Answer) != 0 {
+			t.Errorf("%s: a service of the cluster: %v", name, got)
+		}
+		if got := ask(t, s, "api.example.com.", dns.TypeTXT); got.Rcode == dns.RcodeSuccess {
+			t.Errorf("%s: a host outside, which may have texts: %v", name, got)
+		}
+	}
+}

@@ -33,18 +33,19 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	buffer, room := make([]byte, largestUDP), make([]byte, 0, dns.MaxMsgSize)
-	for failures := 0; ; {
+	setback := setback{log: s.config.Logger.With("protocol", "udp", "address", conn.LocalAddr())}
+	for {
 		n, from, err := conn.ReadFromUDPAddrPort(buffer)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
-			if failures++; failures > 100 {
+			if err := setback.endure(ctx, err); err != nil {
 				return fmt.Errorf("DNS by UDP at %s: %w", conn.LocalAddr(), err)
 			}
 			continue
 		}
-		failures = 0
+		setback.over()
 		if !s.guard.admits(from.Addr()) {
 			s.metrics.dropped.WithLabelValues(dropStranger).Inc()
 			continue
@@ -115,7 +116,8 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 	var open sync.WaitGroup
 	defer open.Wait()
 	places := make(chan struct{}, mostConnections)
-	for failures := 0; ; {
+	setback := setback{log: s.config.Logger.With("protocol", "tcp", "address", listener.Addr())}
+	for {
 		conn, err := listener.AcceptTCP()
 		if ctx.Err() != nil {
 			if err == nil {
@@ -124,13 +126,12 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 			return nil
 		}
 		if err != nil {
-			if failures++; failures > 100 {
+			if err := setback.endure(ctx, err); err != nil {
 				return fmt.Errorf("DNS by TCP at %s: %w", listener.Addr(), err)
 			}
-			pause(ctx, 10*time.Millisecond) // such as when no file descriptor is left
 			continue
 		}
-		failures = 0
+		setback.over()
 		if !s.welcome(conn, places) {
 			_ = conn.Close()
 			continue
@@ -139,13 +140,6 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 			defer func() { <-places }()
 			s.converse(ctx, conn)
 		})
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
 	}
 }
 

@@ -373,3 +373,37 @@ func TestAnswersByUDPAreNoLargerThanAllowedFor(t *testing.T) {
 		}
 	}
 }
+
+func TestSocketsThatFailForAWhileEndNothing(t *testing.T) {
+	s, err := New(Config{Listen: []string{"127.0.0.1:0"}, ResolvConf: resolvConfOf(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetNames(meshTable())
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	fail := func(until time.Time) { // as they do while no file descriptor is left
+		_ = s.sockets[0].udp.SetReadDeadline(until)
+		_ = s.sockets[0].tcp.SetDeadline(until)
+	}
+	fail(time.Unix(1, 0))
+	select {
+	case err := <-ended:
+		t.Fatalf("it ended: %v", err)
+	case <-time.After(1500 * time.Millisecond):
+	}
+	fail(time.Time{})
+	for _, network := range []string{"udp", "tcp"} {
+		m := new(dns.Msg)
+		m.SetQuestion("web.shop.svc.cluster.local.", dns.TypeA)
+		client := dns.Client{Net: network, Timeout: 10 * time.Second}
+		if answer, _, err := client.Exchange(m, s.Addresses()[0].String()); err != nil || len(answer.Answer) == 0 {
+			t.Errorf("by %s: %v, %v", network, answer, err)
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

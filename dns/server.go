@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"strings"
@@ -226,7 +227,7 @@ func (s *Server) forwarded(ctx context.Context, q *query) []byte {
 	s.metrics.answers.WithLabelValues(source).Inc()
 	if err != nil {
 		s.config.Logger.Debug("a question was not answered", "name", q.key.name, "type", dns.TypeToString[q.key.qtype], "error", err)
-		return q.fail(dns.RcodeServerFailure)
+		return s.unanswered(q)
 	}
 	return s.finish(q, a)
 }
@@ -234,6 +235,9 @@ func (s *Server) forwarded(ctx context.Context, q *query) []byte {
 // finish writes an answer. That a name of the mesh does not exist would be a lie, and clients would believe it for its
 // addresses too: of what the resolvers do not know, it just has nothing.
 func (s *Server) finish(q *query, a *answer) []byte {
+	if failed(a.rcode) && s.hasNoMore(q.key) {
+		return q.pack(reply(q))
+	}
 	if a.rcode == dns.RcodeNameError {
 		if x := s.index.Load(); x != nil {
 			if _, ours := x.find(q.key.name); ours {
@@ -242,6 +246,25 @@ func (s *Server) finish(q *query, a *answer) []byte {
 		}
 	}
 	return a.write(q, s.config.Now())
+}
+
+// unanswered is what is said when no resolver answers.
+func (s *Server) unanswered(q *query) []byte {
+	if s.hasNoMore(q.key) {
+		return q.pack(reply(q))
+	}
+	return q.fail(dns.RcodeServerFailure)
+}
+
+// hasNoMore is whether a name has nothing but its addresses, so that no resolver is needed to say so: services of the
+// cluster are such, while hosts outside it may well have texts, mail servers and the like.
+func (s *Server) hasNoMore(key question) bool {
+	x := s.index.Load()
+	if x == nil || key.qtype == dns.TypeSRV {
+		return false
+	}
+	found, ours := x.find(key.name)
+	return ours && found.record.cluster
 }
 
 func (s *Server) isOurs(address netip.AddrPort) bool {
@@ -311,7 +334,11 @@ func listenAt(address string) (socket, error) {
 			break
 		}
 	}
-	return socket{}, fmt.Errorf("DNS at %s: %w; see which process has that port, or set another one", address, err)
+	remedy := "see which process has that port, or set another one"
+	if errors.Is(err, fs.ErrPermission) {
+		remedy = "ports below 1024 need the capability NET_BIND_SERVICE; give it to the agent, or set another port"
+	}
+	return socket{}, fmt.Errorf("DNS at %s: %w; %s", address, err, remedy)
 }
 
 // tryListen has TCP draw the port, if one is to be drawn: many more are taken there, by connections.

@@ -39,14 +39,15 @@ type Port struct {
 
 // record is an entry as questions need it.
 type record struct {
-	host   string // fully qualified, in lower case
-	v4, v6 []netip.Addr
-	ports  []Port
+	host    string // fully qualified, in lower case
+	cluster bool   // it is a service of the cluster
+	v4, v6  []netip.Addr
+	ports   []Port
 }
 
 // newRecord leaves out what is there twice: no record may be twice in an answer (RFC 2181).
 func newRecord(host string, e Entry) *record {
-	r := &record{host: host, ports: e.Ports}
+	r := &record{host: host, cluster: e.Registry == kubernetes, ports: e.Ports}
 	for _, ip := range slices.Compact(slices.SortedFunc(slices.Values(e.IPs), netip.Addr.Compare)) {
 		if ip = ip.Unmap(); ip.Is4() {
 			r.v4 = append(r.v4, ip)
