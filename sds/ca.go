@@ -167,12 +167,12 @@ func (c *CASource) untilDue() (wait time.Duration, due bool) {
 
 // boundedBy keeps retries frequent enough for a certificate that lives only briefly.
 func (c *CASource) boundedBy(wait time.Duration) time.Duration {
-	leaf := c.Current().Leaf
-	if leaf == nil {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.signed.leaf == nil {
 		return wait
 	}
-	life := leaf.NotAfter.Sub(leaf.NotBefore)
-	return min(wait, max(life/20, c.config.MinRetry))
+	return min(wait, max(c.signed.life()/20, c.config.MinRetry))
 }
 
 // attempt asks the authority once, and puts a good answer in force.
@@ -197,8 +197,8 @@ func (c *CASource) failed(err error) {
 	c.mu.Lock()
 	c.problem = err
 	var left, life time.Duration
-	if leaf := c.material.Leaf; leaf != nil {
-		left, life = leaf.NotAfter.Sub(now), leaf.NotAfter.Sub(leaf.NotBefore)
+	if c.signed.leaf != nil {
+		left, life = c.signed.end.Sub(now), c.signed.life()
 	}
 	level, tell := c.alarm.failed(err, left, life, now)
 	since := c.alarm.since
@@ -230,16 +230,16 @@ func (c *CASource) adopt(answer signed, key *keyPair) {
 	next := c.rotation
 	c.mu.Unlock()
 	c.config.Logger.Info("certificate signed", "identity", c.id, "serial", answer.leaf.SerialNumber.Text(16),
-		"notAfter", answer.leaf.NotAfter, "nextRotation", next)
+		"notAfter", answer.end, "nextRotation", next)
 	c.notify()
 }
 
-// rotationTime is NotAfter less the grace period, but never so soon that the authority would be asked without a pause.
+// rotationTime is the end less the grace period, but never so soon that the authority would be asked without a pause.
 func (c *CASource) rotationTime(answer signed, now time.Time) time.Time {
-	life := answer.leaf.NotAfter.Sub(answer.leaf.NotBefore)
+	life := answer.life()
 	ratio := c.config.GraceRatio + c.config.GraceJitter*(2*rand.Float64()-1)
-	at := answer.leaf.NotAfter.Add(-time.Duration(float64(life) * min(max(ratio, 0), 1)))
-	if soonest := now.Add(life / 20); at.Before(soonest) {
+	at := answer.end.Add(-time.Duration(float64(life) * min(max(ratio, 0), 1)))
+	if soonest := now.Add(max(life/20, c.config.MinRetry)); at.Before(soonest) {
 		return soonest
 	}
 	return at
@@ -254,8 +254,8 @@ func (c *CASource) Health() (ok bool, reason string) {
 		problem = fmt.Sprintf("certificate authority %s: %v", c.config.Address, c.problem)
 	}
 	left := time.Duration(0)
-	if c.material.Leaf != nil {
-		left = c.material.Leaf.NotAfter.Sub(c.config.Clock.Now())
+	if c.signed.leaf != nil {
+		left = c.signed.end.Sub(c.config.Clock.Now())
 	}
 	if problem == "" && c.trust.problem != nil {
 		problem = fmt.Sprintf("the trust file is not used: %v", c.trust.problem)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -115,6 +116,10 @@ func TestBadAnswersChangeNothing(t *testing.T) {
 		"unknown root": {func(csr *x509.CertificateRequest) ([]string, error) {
 			return []string{ca.sign(other, csr, nil), string(ca.root.PEM())}, nil
 		}, "does not lead to a root"},
+		"its own root": {func(csr *x509.CertificateRequest) ([]string, error) {
+			leaf := ca.sign(ca.root, csr, nil)
+			return []string{leaf, leaf}, nil
+		}, "not the certificate of an authority"},
 		"no root": {func(csr *x509.CertificateRequest) ([]string, error) {
 			return []string{ca.sign(ca.root, csr, nil)}, nil
 		}, "no root certificate"},
@@ -359,6 +364,45 @@ func TestIntermediatesAreServedBehindTheCertificate(t *testing.T) {
 	if err != nil || len(chain) != 2 || chain[1].Subject.CommonName != "middle" || !bytes.Equal(m.Roots, ca.root.PEM()) {
 		t.Errorf("chain of %d (%v), roots:\n%s", len(chain), err, m.Roots)
 	}
+}
+
+// A certificate is of no use without the one that signed it: the end is that of whichever ends first.
+func TestCertificateIsRotatedBeforeItsIntermediateExpires(t *testing.T) {
+	ca := newAuthority(t)
+	ca.life = 24 * time.Hour
+	between := ca.root.Intermediate(t, "between")
+	between.Cert = ca.root.Sign(t, &x509.Certificate{
+		Subject: between.Cert.Subject, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(20 * time.Minute),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}, between.Key.Public())
+	ca.set(func(csr *x509.CertificateRequest) ([]string, error) {
+		return []string{ca.sign(between, csr, nil), string(between.PEM()), string(ca.root.PEM())}, nil
+	})
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	clock := newFakeClock()
+	config := caConfig(address)
+	config.Clock = clock
+	source := newSource(t, config)
+	registry := prometheus.NewRegistry()
+	if _, err := New(Config{Socket: "unused", Source: source, Metrics: registry}); err != nil {
+		t.Fatal(err)
+	}
+	run(t, source)
+	nextSerial(t, source, "")
+	if next := source.NextRotation().Sub(clock.Now()); next > 15*time.Minute {
+		t.Errorf("the next rotation is in %v", next)
+	}
+	if left := secondsLeft(t, registry); left <= 0 || left > (20*time.Minute).Seconds() {
+		t.Errorf("the metric says %v s", left)
+	}
+	ca.set(func(*x509.CertificateRequest) ([]string, error) { return nil, status.Error(codes.Unavailable, "away") })
+	clock.advance(21 * time.Minute)
+	testenv.Eventually(t, "the end is known", func() error {
+		if ok, reason := source.Health(); ok || !strings.Contains(reason, "expired") {
+			return fmt.Errorf("%v %q", ok, reason)
+		}
+		return nil
+	})
 }
 
 func TestCAConfigurationIsChecked(t *testing.T) {

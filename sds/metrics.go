@@ -57,7 +57,13 @@ func (e *expiry) Collect(values chan<- prometheus.Metric) {
 	now := e.server.config.Clock.Now()
 	earliest := make(map[string]float64)
 	for _, info := range e.server.Certificates() {
-		left := info.NotAfter.Sub(now).Seconds()
+		end := info.NotAfter
+		for _, link := range info.Chain {
+			if link.NotAfter.Before(end) {
+				end = link.NotAfter
+			}
+		}
+		left := end.Sub(now).Seconds()
 		if known, ok := earliest[info.Name]; !ok || left < known {
 			earliest[info.Name] = left
 		}

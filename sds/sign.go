@@ -23,7 +23,11 @@ type signed struct {
 	leaf  *x509.Certificate
 	chain []byte // leaf and intermediates
 	roots []*x509.Certificate
+	end   time.Time // when the first certificate of the chain ends, which may be an authority's
 }
+
+// life is how long the certificate is valid with its chain.
+func (s signed) life() time.Duration { return s.end.Sub(s.leaf.NotBefore) }
 
 // sign makes a key, unless one is left from a failed attempt, asks the authority, and checks its answer.
 func (c *CASource) sign(ctx context.Context) (signed, *keyPair, error) {
@@ -52,15 +56,26 @@ func (c *CASource) sign(ctx context.Context) (signed, *keyPair, error) {
 	return good, c.key, nil
 }
 
+// patience bounds one call, so that an authority that says nothing does not take much of a short life.
+func (c *CASource) patience() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.signed.leaf == nil {
+		return c.config.CallTimeout
+	}
+	return min(c.config.CallTimeout, max(c.signed.life()/10, time.Second))
+}
+
 // call makes one call over a connection of its own: there are hours between two.
 func (c *CASource) call(ctx context.Context, csr string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.config.CallTimeout)
+	patience := c.patience()
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	header, err := c.config.CAServer.Header()
 	if err != nil {
 		return nil, err
 	}
-	conn, err := c.config.CAServer.Connect(ctx, c.config.Address, c.config.CallTimeout)
+	conn, err := c.config.CAServer.Connect(ctx, c.config.Address, patience)
 	if err != nil {
 		return nil, err
 	}
@@ -92,6 +107,9 @@ func (c *CASource) check(answer []string) (signed, error) {
 func (c *CASource) checkOwn(own, roots []*x509.Certificate) (signed, error) {
 	leaf := own[0]
 	if err := c.checkIdentity(leaf); err != nil {
+		return signed{}, err
+	}
+	if err := checkAuthorities(roots); err != nil {
 		return signed{}, err
 	}
 	now := c.config.Clock.Now()
@@ -155,10 +173,34 @@ func (c *CASource) checkChain(own, roots []*x509.Certificate, now time.Time) (si
 	for _, root := range trusted {
 		options.Roots.AddCert(root)
 	}
-	if _, err := answer.leaf.Verify(options); err != nil {
+	chains, err := answer.leaf.Verify(options)
+	if err != nil {
 		return signed{}, fmt.Errorf("the certificate does not lead to a root: %w", err)
 	}
+	for _, chain := range chains {
+		answer.end = later(answer.end, endOfChain(chain))
+	}
 	return answer, nil
+}
+
+func endOfChain(chain []*x509.Certificate) time.Time {
+	end := chain[0].NotAfter
+	for _, cert := range chain[1:] {
+		if cert.NotAfter.Before(end) {
+			end = cert.NotAfter
+		}
+	}
+	return end
+}
+
+// checkAuthorities refuses roots to which no certificate can lead: Envoy would let nobody in.
+func checkAuthorities(roots []*x509.Certificate) error {
+	for _, root := range roots {
+		if root.BasicConstraintsValid && !root.IsCA || !root.BasicConstraintsValid && root.Version >= 3 {
+			return fmt.Errorf("the root %q is not the certificate of an authority", root.Subject)
+		}
+	}
+	return nil
 }
 
 func later(a, b time.Time) time.Time {
