@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -25,6 +26,28 @@ func Commands() []*cobra.Command {
 		})
 	}
 	return all
+}
+
+// Main runs the command line of a binary that is the agent alone, and gives the code to exit with.
+func Main() int {
+	understood := false
+	root := &cobra.Command{
+		Use:              "pilotfish-agent",
+		Short:            "The agent that makes a mesh proxy of Envoy",
+		SilenceErrors:    true,
+		SilenceUsage:     true,
+		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
+	}
+	root.AddCommand(Commands()...)
+	err := root.Execute()
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "pilotfish-agent:", err)
+	if !understood {
+		err = usageError{err}
+	}
+	return ExitCode(err)
 }
 
 // usageArgs makes a wrong number of arguments an error of usage.

@@ -32,6 +32,8 @@ func (l load) String() string {
 
 const loadStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_rq_active)$`
 
+var isLoad = regexp.MustCompile(loadStats)
+
 // load counts.
 func (i *instance) load(ctx context.Context, own *regexp.Regexp) (load, error) {
 	ctx, cancel := context.WithTimeout(ctx, countTime)

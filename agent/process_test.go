@@ -21,8 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -37,13 +35,7 @@ func TestMain(m *testing.M) {
 		waitSideBySide()
 		os.Exit(m.Run())
 	}
-	root := &cobra.Command{Use: "pilotfish-agent", SilenceErrors: true, SilenceUsage: true}
-	root.AddCommand(Commands()...)
-	err := root.Execute()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "pilotfish-agent:", err)
-	}
-	os.Exit(ExitCode(err))
+	os.Exit(Main())
 }
 
 // waitSideBySide has more tests run at a time than there are processors: most of them only wait for processes.

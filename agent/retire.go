@@ -90,9 +90,13 @@ func (t *takeover) lastLeave(ctx context.Context, old *instance, idle <-chan str
 	end := t.Config.Shutdown
 	ctx, cancel := context.WithTimeout(ctx, end.Deadline-end.Stop)
 	defer cancel()
+	enough, stopAsking := t.watchEnough(ctx, old)
+	defer stopAsking()
 	select {
 	case <-old.process.Done():
 	case <-idle:
+	case why := <-enough:
+		return "the agent is ending: " + why
 	case <-ctx.Done():
 		return "the agent is ending, and the time for that is over"
 	case <-t.Hasten:
@@ -100,6 +104,50 @@ func (t *takeover) lastLeave(ctx context.Context, old *instance, idle <-chan str
 	case <-t.orders.quit.done():
 	}
 	return "the agent is ending"
+}
+
+// watchEnough tells when the old Envoy's drain may end though it has connections, by the same rule as the new one's. An
+// Envoy that does not tell what it serves is left its time.
+func (t *takeover) watchEnough(ctx context.Context, old *instance) (enough <-chan string, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	found, done := make(chan string, 1), make(chan struct{})
+	began := time.Now()
+	go func() {
+		defer close(done)
+		look, end := t.oldLoad(old)
+		defer end()
+		for sleep(ctx, retirePoll) {
+			seen, err := look(ctx)
+			if err != nil {
+				t.Logger.Debug("what the old Envoy serves is not known", "error", err)
+				continue
+			}
+			if why, ok := t.Config.Shutdown.enough(count{load: seen}, time.Since(began)); ok {
+				found <- why
+				return
+			}
+		}
+	}()
+	return found, func() { cancel(); <-done }
+}
+
+// oldLoad gives the way to count what the old Envoy serves.
+func (t *takeover) oldLoad(old *instance) (look func(context.Context) (load, error), end func()) {
+	if t.way == handOver {
+		return func(ctx context.Context) (load, error) { return old.load(ctx, t.own) }, func() {}
+	}
+	elder, err := old.lineage.epoch(old.generation, 0).Elder()
+	if err != nil {
+		return func(context.Context) (load, error) { return load{}, err }, func() {}
+	}
+	return func(ctx context.Context) (load, error) {
+		gauges, err := elder.Gauges(ctx)
+		if err != nil {
+			return load{}, err
+		}
+		maps.DeleteFunc(gauges, func(name string, _ uint64) bool { return !isLoad.MatchString(name) })
+		return countLoad(gauges, t.own)
+	}, func() { _ = elder.Close() }
 }
 
 // stopTime is what the old Envoy has to end after SIGTERM.

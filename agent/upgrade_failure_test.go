@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -272,6 +273,39 @@ func TestRequestInTheOldEnvoyIsFinishedThoughTheAgentEnds(t *testing.T) {
 				t.Errorf("the request that the old Envoy had: %+v", got)
 			}
 			r.endsWith(0)
+			r.nothingLeft()
+			r.noSharedMemory()
+		})
+	}
+}
+
+func TestIdleConnectionOfTheOldEnvoyHasItsTimeAndNoMore(t *testing.T) {
+	for n, c := range []struct{ way, from, to string }{
+		{hotRestart, testenv.EnvoyVersion, testenv.OldEnvoyVersion},
+		{hotRestart, testenv.OldEnvoyVersion, testenv.MidEnvoyVersion},
+		{handOver, testenv.MidEnvoyVersion, testenv.EnvoyVersion},
+	} {
+		t.Run(c.way+" from "+c.from, func(t *testing.T) {
+			t.Parallel()
+			s := newSlowSetup(t, fmt.Sprintf("127.165.21.%d", 1+n), "TERMINATION_GRACE_PERIOD=600", "ENVOY_PATH="+testenv.EnvoyOf(t, c.from))
+			s.env = append(s.env, s.drainFor("0.7s"))
+			s.args = append(s.args, "--restart")
+			r := s.start(t)
+			r.waitReady()
+			idle, err := net.Dial("tcp", s.address+":8443")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer idle.Close()
+			late := r.getLate(4 * time.Second)
+			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to), "--way", c.way, "--keep", "10m"); u.exit() != 0 {
+				t.Fatalf("upgrade: %s", u.out)
+			}
+			r.signal(syscall.SIGTERM)
+			if got := <-late; got.code != http.StatusOK {
+				t.Errorf("the request that the old Envoy had: %+v", got)
+			}
+			r.endsWith(0, "no request is left, and its 1 connections had their time")
 			r.nothingLeft()
 			r.noSharedMemory()
 		})

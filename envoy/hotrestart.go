@@ -76,6 +76,11 @@ func (h HotRestart) args() []string {
 
 func (h HotRestart) sockets() string { return filepath.Join(h.Dir, hotSockets) }
 
+// socketID is the end of the names of an epoch's sockets.
+func (h HotRestart) socketID(epoch int) uint64 {
+	return uint64(h.BaseID)*10 + uint64(epoch)%concurrentEpochs
+}
+
 // segment is the file of the memory that the epochs share.
 func (h HotRestart) segment() string {
 	return filepath.Join(sharedMemory, fmt.Sprintf("envoy_shared_memory_%d0", h.BaseID))

@@ -1,10 +1,6 @@
 package envoy
 
-import (
-	"fmt"
-	"net"
-	"os"
-)
+import "fmt"
 
 // StandIn takes the place of an older Envoy that has ended, for the newer one that took over from it: what that one still
 // has to say to it is received, and dropped. Without it the newer one would wait for seconds, and then abort: it can lose
@@ -13,20 +9,8 @@ import (
 // The newer one has to run with --skip-hot-restart-parent-stats, as it does by HotRestart's arguments: for statistics it
 // would wait for an answer.
 func (h HotRestart) StandIn() (end func(), err error) {
-	path := fmt.Sprintf("%s_parent_%d", h.sockets(), uint64(h.BaseID)*10+uint64(h.Epoch)%concurrentEpochs)
-	staging := path + "_new" // there has to be a socket at every moment
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: staging, Net: "unixgram"})
-	if err == nil {
-		err = os.Chmod(staging, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(staging, path)
-	}
+	conn, err := listenInPlace(fmt.Sprintf("%s_parent_%d", h.sockets(), h.socketID(h.Epoch)))
 	if err != nil {
-		_ = os.Remove(staging)
-		if conn != nil {
-			_ = conn.Close()
-		}
 		return func() {}, fmt.Errorf("standing in for an Envoy that has ended: %w", err)
 	}
 	done := make(chan struct{})

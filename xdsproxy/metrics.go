@@ -4,6 +4,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// How a stream ended.
+const (
+	endError  = "error"
+	endCancel = "cancel"
+)
+
 // metrics are named as Istio's agent names them, where it has them.
 type metrics struct {
 	connectFailures prometheus.Counter
@@ -24,10 +30,17 @@ func newMetrics() *metrics {
 	vector := func(name, help string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"type"})
 	}
+	ends := func(name, help string) *prometheus.CounterVec {
+		v := vector(name, help)
+		for _, kind := range []string{endError, endCancel} {
+			v.WithLabelValues(kind) // so that the first end is seen as a rise
+		}
+		return v
+	}
 	return &metrics{
 		connectFailures: counter("istio_agent_istiod_connection_failures", "Attempts to connect to the control plane that failed."),
-		upstreamEnds:    vector("istio_agent_istiod_connection_terminations", "Streams that the control plane ended, by error or cancel."),
-		envoyEnds:       vector("istio_agent_envoy_connection_terminations", "Streams that Envoy ended, by error or cancel."),
+		upstreamEnds:    ends("istio_agent_istiod_connection_terminations", "Streams that the control plane ended, by error or cancel."),
+		envoyEnds:       ends("istio_agent_envoy_connection_terminations", "Streams that Envoy ended, by error or cancel."),
 		requests:        counter("istio_agent_xds_proxy_requests", "Discovery requests of Envoy."),
 		responses:       counter("istio_agent_xds_proxy_responses", "Discovery responses of the control plane."),
 		acks:            vector("pilotfish_xds_acks_total", "Responses that Envoy accepted, by type of resource."),
@@ -68,9 +81,9 @@ func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error
 
 // ended counts the end of a stream as Istio's agent does: by "error", or "cancel" when it was orderly.
 func (m *metrics) ended(vector *prometheus.CounterVec, err error) {
-	kind := "error"
+	kind := endError
 	if isOrderly(err) {
-		kind = "cancel"
+		kind = endCancel
 	}
 	vector.WithLabelValues(kind).Inc()
 }
