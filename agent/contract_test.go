@@ -123,6 +123,7 @@ var variables = []variable{
 	{name: "WASM_MODULE_EXPIRY", setting: "wasm.expiry", otherwise: "24h0m0s", given: "1h", value: "1h0m0s", bad: "0s", remedy: "24h"},
 	{name: "WASM_PURGE_INTERVAL", setting: "wasm.purgeInterval", otherwise: "1h0m0s", given: "1m", value: "1m0s", bad: "0s", remedy: "duration"},
 	{name: "WASM_HTTP_REQUEST_TIMEOUT", setting: "wasm.timeout", otherwise: "15s", given: "5s", bad: "0s", remedy: "15s"},
+	{name: "WASM_RETRY_INTERVAL", setting: "wasm.again", otherwise: "30s", given: "1m0s", bad: "0s", remedy: "longer than 0"},
 	{name: "WASM_HTTP_REQUEST_MAX_RETRIES", setting: "wasm.retries", otherwise: "5", given: "0", bad: "-1", remedy: "0 to 100"},
 	{name: "WASM_INSECURE_REGISTRIES", setting: "wasm.insecureRegistries", given: "a.example, b.example:5000"},
 	{name: "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", setting: "wasm.maxSize", otherwise: "268435456", given: "1000", bad: "256MiB", remedy: "bytes"},

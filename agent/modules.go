@@ -23,6 +23,7 @@ func (a *Agent) newModules() (*wasm.Modules, error) {
 		PurgeInterval: c.PurgeInterval,
 		Timeout:       c.Timeout,
 		Retries:       retries,
+		Again:         c.Again,
 		MaxSize:       c.MaxSize,
 		Insecure:      c.Insecure,
 		Blocked:       c.Blocked,
@@ -50,11 +51,12 @@ func rewriteValues(ctx context.Context, modules *wasm.Modules, resources []xdspr
 			places, values = append(places, i), append(values, r.Value)
 		}
 	}
-	if err := modules.Rewrite(ctx, values); err != nil {
+	again, err := modules.Rewrite(ctx, values)
+	if err != nil {
 		return err
 	}
 	for i, place := range places {
-		resources[place].Value = values[i]
+		resources[place].Value, resources[place].Again = values[i], again[i]
 	}
 	return nil
 }

@@ -15,6 +15,8 @@ type WasmConfig struct {
 	Expiry, PurgeInterval, Timeout time.Duration
 	// Retries follow a fetch that failed; 0 for none.
 	Retries int
+	// Again is how long after that the module is asked for once more; it doubles from time to time.
+	Again time.Duration
 	// MaxSize bounds a module, in bytes.
 	MaxSize int64
 	// Insecure are hosts that may go without a certificate that can be verified; Blocked are never fetched from.
@@ -47,6 +49,7 @@ func (r *resolver) wasm() {
 		}
 		return n, err
 	})
+	c.Again = r.positive("wasm.again", "WASM_RETRY_INTERVAL", 30*time.Second)
 	c.MaxSize = parsed(r.env, "wasm.maxSize", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", 256<<20, "write a number of bytes, as 268435456", func(s string) (int64, error) {
 		n, err := strconv.ParseInt(s, 10, 64)
 		if err == nil && (n <= 0 || n > 1<<40) {

@@ -45,10 +45,11 @@ const mostFetches = 4
 
 // Rewrite has the filters of Wasm modules that are elsewhere load them from a file, in place. A filter whose module
 // cannot be had gets a stand-in that lets everything pass or nothing, by its fail policy. An error says that a filter cannot
-// be understood.
-func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) error {
+// be understood. For each filter with a stand-in, again waits until its module can be had after all.
+func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) (again []func(context.Context) error, err error) {
 	began := m.config.Now()
 	errs := make([]error, len(resources))
+	again = make([]func(context.Context) error, len(resources))
 	turns := make(chan struct{}, mostFetches)
 	var all sync.WaitGroup
 	for i := range resources {
@@ -64,13 +65,13 @@ func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) error {
 			all.Go(func() {
 				turns <- struct{}{}
 				defer func() { <-turns }()
-				resources[i], errs[i] = m.convert(ctx, f)
+				resources[i], again[i], errs[i] = m.convert(ctx, f)
 			})
 		}
 	}
 	all.Wait()
 	m.metrics.took(m.config.Now().Sub(began))
-	return errors.Join(errs...)
+	return again, errors.Join(errs...)
 }
 
 func (m *Modules) converted(result string) { m.metrics.conversions.WithLabelValues(result).Inc() }
@@ -163,21 +164,25 @@ func (m *Modules) keep(f *filter) {
 }
 
 // convert is the resource as Envoy is to get it.
-func (m *Modules) convert(ctx context.Context, f *filter) ([]byte, error) {
+func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, again func(context.Context) error, err error) {
 	module, err := f.module()
 	if err != nil {
 		m.converted(resultFetch)
-		return nil, fmt.Errorf("filter %s: %w", f.resource.GetName(), err)
+		return nil, nil, fmt.Errorf("filter %s: %w", f.resource.GetName(), err)
 	}
 	file, err := m.File(ctx, module)
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		m.converted(resultFetch)
 		m.log.Error("a filter's module cannot be had; in its place "+f.meanwhile(), "filter", f.resource.GetName(), "error", err)
+		if !errors.Is(err, errBlocked) {
+			again = func(ctx context.Context) error { return m.await(ctx, module) }
+		}
 		f.replace()
-		return proto.Marshal(f.resource)
+		resource, err = proto.Marshal(f.resource)
+		return resource, again, err
 	}
 	f.plugin.GetVmConfig().Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{
 		Local: &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: file}},
@@ -185,11 +190,12 @@ func (m *Modules) convert(ctx context.Context, f *filter) ([]byte, error) {
 	value, err := proto.Marshal(f.message)
 	if err != nil {
 		m.converted(resultMarshal)
-		return nil, err
+		return nil, nil, err
 	}
 	f.resource.TypedConfig = &anypb.Any{TypeUrl: f.typeURL, Value: value}
 	m.converted(resultSuccess)
-	return proto.Marshal(f.resource)
+	resource, err = proto.Marshal(f.resource)
+	return resource, nil, err
 }
 
 // module says which module is wanted, and takes out of the module's environment what is for the agent.

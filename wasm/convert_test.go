@@ -61,7 +61,7 @@ func extension(t testing.TB, name string, config *anypb.Any) []byte {
 func rewritten(t testing.TB, m *Modules, resource []byte) *anypb.Any {
 	t.Helper()
 	all := [][]byte{resource}
-	if err := m.Rewrite(context.Background(), all); err != nil {
+	if _, err := m.Rewrite(context.Background(), all); err != nil {
 		t.Fatal(err)
 	}
 	var e corev3.TypedExtensionConfig
@@ -131,7 +131,7 @@ func TestOtherFiltersPassAsTheyCame(t *testing.T) {
 	} {
 		before := extension(t, "f", config)
 		all := [][]byte{append([]byte{}, before...)}
-		if err := m.Rewrite(context.Background(), all); err != nil || string(all[0]) != string(before) {
+		if _, err := m.Rewrite(context.Background(), all); err != nil || string(all[0]) != string(before) {
 			t.Errorf("%s was changed, or %v", name, err)
 		}
 	}
@@ -175,7 +175,7 @@ func TestFiltersThatCannotBeUnderstoodAreRejectedWithTheirName(t *testing.T) {
 		"odd struct":  {&anypb.Any{TypeUrl: structType, Value: []byte{0xff}}, "reading"},
 		"wrong field": {packed(t, &typev3.TypedStruct{TypeUrl: httpWasmType, Value: &structpb.Struct{Fields: map[string]*structpb.Value{"config": structpb.NewNumberValue(1)}}}), "reading"},
 	} {
-		err := m.Rewrite(context.Background(), [][]byte{extension(t, "named", c.config)})
+		_, err := m.Rewrite(context.Background(), [][]byte{extension(t, "named", c.config)})
 		if err == nil || !strings.Contains(err.Error(), "named") || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -195,4 +195,50 @@ func FuzzRewrite(f *testing.F) {
 		}
 		filter.replace()
 	})
+}
+
+func TestAModuleThatCannotBeHadIsAskedForAgain(t *testing.T) {
+	o := serve(t, fails(http.StatusNotFound))
+	m := running(t, func(c *Config) { c.Again = time.Millisecond })
+	filter := func() [][]byte {
+		return [][]byte{extension(t, "named", packed(t, &httpwasmv3.Wasm{Config: plugin(o.URL+"/m.wasm", "nil", nil)}))}
+	}
+	all := filter()
+	again, err := m.Rewrite(context.Background(), all)
+	if err != nil || again[0] == nil || !strings.Contains(string(all[0]), "rbac") {
+		t.Fatalf("%q, %v: not a stand-in that is asked for again", all[0], err)
+	}
+	o.now(func(w http.ResponseWriter, r *http.Request) {
+		if o.asked.Load() < 4 {
+			fails(http.StatusNotFound)(w, r)
+			return
+		}
+		gives(tiny)(w, r)
+	})
+	if err := again[0](context.Background()); err != nil || o.asked.Load() != 4 {
+		t.Errorf("after %d questions: %v", o.asked.Load(), err)
+	}
+	all = filter()
+	if again, err = m.Rewrite(context.Background(), all); err != nil || again[0] != nil || strings.Contains(string(all[0]), "rbac") {
+		t.Errorf("%q, %v: not the module", all[0], err)
+	}
+}
+
+func TestWaitingForAModuleEnds(t *testing.T) {
+	o := serve(t, fails(http.StatusNotFound))
+	m := running(t, func(c *Config) { c.Again = time.Hour })
+	again, err := m.Rewrite(context.Background(), [][]byte{
+		extension(t, "none", packed(t, &httpwasmv3.Wasm{Config: plugin(o.URL, "nil", nil)})),
+		extension(t, "blocked", packed(t, &httpwasmv3.Wasm{Config: plugin("http://169.254.169.254/", "nil", nil)})),
+	})
+	if err != nil || again[0] == nil || again[1] != nil {
+		t.Fatalf("%v: waited for the wrong ones", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- again[0](ctx) }()
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("it was had")
+	}
 }

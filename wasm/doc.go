@@ -30,6 +30,9 @@ type Config struct {
 	// between them, and is doubled each time; zero is 500 ms.
 	Retries int
 	Backoff time.Duration
+	// Again is about how long after all that a module that could not be had is asked for once more, for as long as a filter
+	// is without it; it is doubled each time, up to twenty times. Zero is 30 s.
+	Again time.Duration
 	// MaxSize bounds a module, as it is served and unpacked, in bytes; zero is 256 MiB. MaxTotal bounds all that are kept;
 	// zero is four times that.
 	MaxSize, MaxTotal int64
@@ -66,6 +69,7 @@ func (c *Config) setDefaults() error {
 	orDefault(&c.PurgeInterval, time.Hour)
 	orDefault(&c.Timeout, 15*time.Second)
 	orDefault(&c.Backoff, 500*time.Millisecond)
+	orDefault(&c.Again, 30*time.Second)
 	orDefault(&c.MaxSize, defaultMaxSize)
 	orDefault(&c.MaxTotal, 4*c.MaxSize)
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -146,6 +147,30 @@ func (m *Modules) File(ctx context.Context, module Module) (string, error) {
 	m.served[module.Resource] = module.Version
 	m.mu.Unlock()
 	return filepath.Abs(filepath.Join(m.config.Dir, known.path))
+}
+
+// mostWait is how many times the first wait the longest wait is for a module that cannot be had.
+const mostWait = 20
+
+// await waits until a module that could not be had can be. It asks for it now and then, ever less often.
+func (m *Modules) await(ctx context.Context, module Module) error {
+	wait := m.config.Again
+	for {
+		select {
+		case <-time.After(wait/2 + rand.N(wait)):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-m.life.Done():
+			return errEnded
+		}
+		_, err := m.File(ctx, module)
+		if err == nil {
+			m.log.Info("a module can be had after all", "url", module.shown(), "filter", module.Resource)
+			return nil
+		}
+		m.log.Info("a module still cannot be had", "url", module.shown(), "filter", module.Resource, "error", err)
+		wait = min(2*wait, mostWait*m.config.Again)
+	}
 }
 
 // outdated says whether the source is to be asked although the module is kept.

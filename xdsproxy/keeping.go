@@ -70,7 +70,7 @@ func (k *keeping) closeSnapshot() {
 // keepResponse queues a response to be kept, and gives the number under which it is; the caller holds the lock.
 func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
 	k := &s.keeping
-	if epoch == 0 {
+	if f == nil {
 		return 0
 	}
 	k.delivered = true

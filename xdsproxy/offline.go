@@ -109,14 +109,30 @@ func (s *session) deliverAgain(r response, f *frame) error {
 		return s.deliver(0, r, f, nil)
 	}
 	s.relay.streams.Go(func() {
-		changed, err := rewritten(s.ctx, s.proto, rewrite, rewriteJob{r, f})
+		job := rewriteJob{r, f}
+		changed, again, err := rewritten(s.ctx, s.proto, rewrite, job)
 		if err == nil {
-			err = s.deliver(0, r, changed, nil)
+			err = s.deliverRewritten(rewrite, job, changed, again)
 		}
 		if err != nil && s.ctx.Err() == nil {
 			s.relay.log.Warn("a part of the last good configuration was left out", "type", r.typeURL, "reason", err)
 		}
 	})
+	return nil
+}
+
+// deliverRewritten delivers what was rewritten of the last good configuration, unless a control plane was faster.
+func (s *session) deliverRewritten(rewrite Rewriter, job rewriteJob, changed *frame, again []Resource) error {
+	s.again.mu.Lock()
+	defer s.again.mu.Unlock()
+	if s.again.answered[job.typeURL] {
+		return nil
+	}
+	s.again.supersede(job.response)
+	if err := s.deliver(0, job.response, changed, nil); err != nil {
+		return err
+	}
+	s.rewriteAgain(rewrite, job, again, false)
 	return nil
 }
 

@@ -28,6 +28,9 @@ type Resource struct {
 	// Type is the type URL of the Any, and Value its content.
 	Type  string
 	Value []byte
+	// Again, of a resource that a Rewriter returns, waits until rewriting the resource once more may give something better;
+	// an error says that it never will. Envoy gets what comes of it, unless the control plane has sent the resource anew.
+	Again func(context.Context) error
 }
 
 // rewrites are the rewriters at work on one stream upstream.
@@ -87,7 +90,7 @@ func (a *ascent) rewriteAll(rewrite Rewriter, queue <-chan rewriteJob) {
 }
 
 func (a *ascent) rewrite(rewrite Rewriter, job rewriteJob) error {
-	f, err := rewritten(a.ctx, a.proto, rewrite, job)
+	f, again, err := rewritten(a.ctx, a.proto, rewrite, job)
 	switch {
 	case a.ctx.Err() != nil:
 		return nil
@@ -97,10 +100,19 @@ func (a *ascent) rewrite(rewrite Rewriter, job rewriteJob) error {
 		return nil
 	}
 	kept := job.frame
-	if lastgood.HasSecret(job.typeURL, kept.data.Materialize()) {
+	secret := lastgood.HasSecret(job.typeURL, kept.data.Materialize())
+	if secret {
 		kept = f // without what was meant for the rewriter only
 	}
-	return a.deliver(a.epoch, job.response, f, kept)
+	a.again.mu.Lock()
+	defer a.again.mu.Unlock()
+	a.again.supersede(job.response)
+	a.again.answered[job.typeURL] = true
+	if err := a.deliver(a.epoch, job.response, f, kept); err != nil {
+		return err
+	}
+	a.rewriteAgain(rewrite, job, again, secret)
+	return nil
 }
 
 // refuse answers a response in Envoy's place.
@@ -117,58 +129,112 @@ func (a *ascent) refuse(job rewriteJob, reason error) {
 	a.own.put(reply(a.proto, job.response, version, names, reason))
 }
 
-// rewritten is the response with other resources.
-func rewritten(ctx context.Context, v variant, rewrite Rewriter, job rewriteJob) (*frame, error) {
-	if v == sotw {
-		return rewrittenSotw(ctx, rewrite, job)
+// rewritten is the response with other resources, and those of the former ones that are to be rewritten again.
+func rewritten(ctx context.Context, v variant, rewrite Rewriter, job rewriteJob) (*frame, []Resource, error) {
+	body := bodyOf(v)
+	if err := proto.Unmarshal(job.frame.data.Materialize(), body.message()); err != nil {
+		return nil, nil, fmt.Errorf("reading the response: %w", err)
 	}
-	var m discoveryv3.DeltaDiscoveryResponse
-	if err := proto.Unmarshal(job.frame.data.Materialize(), &m); err != nil {
+	out, err := rewrite(ctx, body.take(job.response))
+	if err != nil {
+		return nil, nil, err
+	}
+	body.put(out)
+	f, err := marshalled(body.message())
+	if err != nil {
+		return nil, nil, err
+	}
+	again, err := former(v, job, out)
+	return f, again, err
+}
+
+// former are the resources as they came of those that are to be rewritten again.
+func former(v variant, job rewriteJob, out []Resource) (again []Resource, err error) {
+	waits := make(map[string]func(context.Context) error)
+	for _, r := range out {
+		if r.Again != nil && r.Name != "" {
+			waits[r.Name] = r.Again
+		}
+	}
+	if len(waits) == 0 {
+		return nil, nil
+	}
+	body := bodyOf(v)
+	if err := proto.Unmarshal(job.frame.data.Materialize(), body.message()); err != nil {
 		return nil, fmt.Errorf("reading the response: %w", err)
 	}
-	byName := make(map[string]*discoveryv3.Resource, len(m.Resources))
-	in := make([]Resource, len(m.Resources))
-	for i, r := range m.Resources {
-		byName[r.Name] = r
+	for _, r := range body.take(job.response) {
+		if r.Again = waits[r.Name]; r.Again != nil {
+			again = append(again, r)
+		}
+	}
+	return again, nil
+}
+
+// responseBody is a response of either protocol variant.
+type responseBody interface {
+	message() proto.Message
+	take(response) []Resource
+	put([]Resource)
+}
+
+func bodyOf(v variant) responseBody {
+	if v == sotw {
+		return &sotwBody{}
+	}
+	return &deltaBody{}
+}
+
+type sotwBody struct{ m discoveryv3.DiscoveryResponse }
+
+func (b *sotwBody) message() proto.Message { return &b.m }
+
+func (b *sotwBody) take(about response) []Resource {
+	in := make([]Resource, len(b.m.Resources))
+	for i, r := range b.m.Resources {
+		in[i] = Resource{Type: r.GetTypeUrl(), Value: r.GetValue()}
+		if i < len(about.resources) {
+			in[i].Name = about.resources[i].name
+		}
+	}
+	return in
+}
+
+func (b *sotwBody) put(out []Resource) {
+	b.m.Resources = b.m.Resources[:0]
+	for _, r := range out {
+		b.m.Resources = append(b.m.Resources, &anypb.Any{TypeUrl: r.Type, Value: r.Value})
+	}
+}
+
+type deltaBody struct {
+	m discoveryv3.DeltaDiscoveryResponse
+}
+
+func (b *deltaBody) message() proto.Message { return &b.m }
+
+func (b *deltaBody) take(response) []Resource {
+	in := make([]Resource, len(b.m.Resources))
+	for i, r := range b.m.Resources {
 		in[i] = Resource{Name: r.Name, Type: r.GetResource().GetTypeUrl(), Value: r.GetResource().GetValue()}
 	}
-	out, err := rewrite(ctx, in)
-	if err != nil {
-		return nil, err
+	return in
+}
+
+func (b *deltaBody) put(out []Resource) {
+	byName := make(map[string]*discoveryv3.Resource, len(b.m.Resources))
+	for _, r := range b.m.Resources {
+		byName[r.Name] = r
 	}
-	m.Resources = m.Resources[:0]
+	b.m.Resources = b.m.Resources[:0]
 	for _, r := range out {
 		wrapper := byName[r.Name]
 		if wrapper == nil {
 			wrapper = &discoveryv3.Resource{Name: r.Name}
 		}
 		wrapper.Resource = &anypb.Any{TypeUrl: r.Type, Value: r.Value}
-		m.Resources = append(m.Resources, wrapper)
+		b.m.Resources = append(b.m.Resources, wrapper)
 	}
-	return marshalled(&m)
-}
-
-func rewrittenSotw(ctx context.Context, rewrite Rewriter, job rewriteJob) (*frame, error) {
-	var m discoveryv3.DiscoveryResponse
-	if err := proto.Unmarshal(job.frame.data.Materialize(), &m); err != nil {
-		return nil, fmt.Errorf("reading the response: %w", err)
-	}
-	in := make([]Resource, len(m.Resources))
-	for i, r := range m.Resources {
-		in[i] = Resource{Type: r.GetTypeUrl(), Value: r.GetValue()}
-		if i < len(job.resources) {
-			in[i].Name = job.resources[i].name
-		}
-	}
-	out, err := rewrite(ctx, in)
-	if err != nil {
-		return nil, err
-	}
-	m.Resources = m.Resources[:0]
-	for _, r := range out {
-		m.Resources = append(m.Resources, &anypb.Any{TypeUrl: r.Type, Value: r.Value})
-	}
-	return marshalled(&m)
 }
 
 func marshalled(m proto.Message) (*frame, error) {

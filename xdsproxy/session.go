@@ -53,6 +53,8 @@ type session struct {
 	state   *streamState
 	keeping keeping
 
+	again again
+
 	// delivering is held while something is sent to Envoy.
 	delivering sync.Mutex
 }
