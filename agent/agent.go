@@ -54,7 +54,7 @@ type Agent struct {
 	// certificates is what serves Envoy's secrets.
 	certificates *sds.Server
 	// credential gives tokens that are in no file; nil when they are in one.
-	credential func(context.Context) (string, error)
+	credential sts.Fetcher
 	tokens     *sts.Server   // nil when none are exchanged
 	names      *dns.Server   // nil when no DNS questions are answered
 	modules    *wasm.Modules // nil when Envoy fetches its modules itself

@@ -64,7 +64,7 @@ func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
 			Plaintext: c.Plaintext,
 			TLS:       sds.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile},
 			TokenFile: c.TokenFile,
-			Token:     a.credential,
+			Token:     a.token(),
 			ClusterID: id.ClusterID,
 			Headers:   c.Headers,
 		},

@@ -6,7 +6,11 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -276,15 +280,45 @@ func TestTrustBundlesComeFromProxyConfigAndTheControlPlane(t *testing.T) {
 	})
 }
 
-func TestMachinesTokenIsAsked(t *testing.T) {
-	inDir(t, nil)
-	c := resolve(t, env("CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine"))
-	if c.ControlPlane.TokenFile != "" || c.Certificates.TokenFile != "" || c.CredentialFetcher != fetchGCE {
-		t.Errorf("the token is still a file's: %+v", c.ControlPlane)
+func TestMachinesTokenProvesTheWorkloadAndIsExchanged(t *testing.T) {
+	t.Parallel()
+	own := unsignedToken("machine", "1")
+	cloud := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Metadata-Flavor") != "Google" || r.URL.Path != "/computeMetadata/v1/instance/service-accounts/default/identity" || r.URL.Query().Get("audience") != "cluster.local" {
+			t.Errorf("asked for %s", r.URL)
+		}
+		_, _ = io.WriteString(w, own)
+	}))
+	defer cloud.Close()
+	exchange := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"access_token":"access","token_type":"Bearer","expires_in":3600}`)
+	}))
+	defer exchange.Close()
+	s := newSetup(t, "127.163.40.1")
+	s.cp.token.Store(&own)
+	s.cp.start(t)
+	if err := os.Remove(filepath.Join(s.dir, "var/run/secrets/tokens/istio-token")); err != nil {
+		t.Fatal(err)
 	}
-	a := &Agent{Options: Options{Config: c}}
-	if token, err := a.newCredential(); err != nil || token == nil {
-		t.Errorf("no token: %v", err)
+	s.env = append(s.env, "CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine", "GCE_METADATA_HOST="+strings.TrimPrefix(cloud.URL, "http://"),
+		"TOKEN_EXCHANGE_URL="+exchange.URL)
+	r := s.start(t)
+	r.waitReady()
+	for token, status := range map[string]int{own: http.StatusOK, unsignedToken("another", "1"): http.StatusBadRequest} {
+		response, err := http.PostForm("http://"+s.address+":15463/token", url.Values{
+			"grant_type":    {"urn:ietf:params:oauth:grant-type:token-exchange"},
+			"subject_token": {token}, "subject_token_type": {"urn:ietf:params:oauth:token-type:jwt"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close()
+		if response.StatusCode != status {
+			t.Errorf("status %d, want %d", response.StatusCode, status)
+		}
+	}
+	if strings.Contains(r.out.String(), own) {
+		t.Error("the token is in the log")
 	}
 }
 

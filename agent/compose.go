@@ -19,7 +19,7 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 			Plaintext: c.Plaintext,
 			TLS:       xdsproxy.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile},
 			TokenFile: c.TokenFile,
-			Token:     a.credential,
+			Token:     a.token(),
 			ClusterID: a.Config.Identity.ClusterID,
 			Headers:   c.Headers,
 		},

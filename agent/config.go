@@ -25,8 +25,10 @@ type Config struct {
 	Certificates CertificateConfig
 	// CredentialFetcher is where the token for the control plane and the authority comes from: a file, or the cloud.
 	CredentialFetcher string
-	Shutdown          ShutdownConfig
-	AppProbes         AppProbesConfig
+	// MetadataServer is the host where the cloud gives that token.
+	MetadataServer string
+	Shutdown       ShutdownConfig
+	AppProbes      AppProbesConfig
 	// TokenExchange is nil when no tokens are exchanged.
 	TokenExchange *TokenExchangeConfig
 	// Names is nil when no DNS questions are answered.

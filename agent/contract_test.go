@@ -59,6 +59,7 @@ var variables = []variable{
 	{name: "OUTPUT_CERTS", setting: "certificates.output", given: "/tmp", bad: "/dev/null", remedy: "directory"},
 	{name: "FILE_DEBOUNCE_DURATION", setting: "certificates.debounce", otherwise: "100ms", given: "1s", bad: "x", remedy: "duration"},
 	{name: "CREDENTIAL_FETCHER_TYPE", setting: "credentialFetcher", otherwise: "JWT", given: "GoogleComputeEngine", bad: "Mock", remedy: "JWT"},
+	{name: "GCE_METADATA_HOST", setting: "metadataServer", otherwise: "169.254.169.254", given: "127.0.0.1:8000", bad: "http://x/", remedy: "host:port"},
 	{name: "KEEP_REPLACED_ROOTS", setting: "certificates.keepReplacedRoots", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "SPIFFE_ENDPOINT_SOCKET", setting: "certificates.workloadAPI", given: "unix:///run/agent.sock", value: "unix:/run/agent.sock", bad: "agent.sock", remedy: "unix:///"},
 	{name: "WORKLOAD_IDENTITY_SOCKET_FILE", setting: "certificates.socket", otherwise: "./var/run/secrets/workload-spiffe-uds/socket",

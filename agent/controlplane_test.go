@@ -52,6 +52,7 @@ type controlPlane struct {
 	securityv1.UnimplementedIstioCertificateServiceServer
 
 	address  string
+	token    atomic.Pointer[string] // that it takes; nil for testToken
 	key      *ecdsa.PrivateKey
 	root     *x509.Certificate
 	rootPEM  []byte
@@ -148,7 +149,11 @@ func (c *controlPlane) start(t *testing.T) (stop func()) {
 
 func (c *controlPlane) authorize(ctx context.Context) error {
 	md, _ := metadata.FromIncomingContext(ctx)
-	if got := md.Get("authorization"); len(got) != 1 || got[0] != "Bearer "+testToken {
+	want := testToken
+	if given := c.token.Load(); given != nil {
+		want = *given
+	}
+	if got := md.Get("authorization"); len(got) != 1 || got[0] != "Bearer "+want {
 		return status.Error(codes.Unauthenticated, "no token, or a wrong one")
 	}
 	return nil

@@ -62,7 +62,7 @@ func (r *resolver) tokenExchange() {
 	c.Issuers = r.list("tokenExchange.issuers", "TOKEN_EXCHANGE_ISSUERS")
 	c.Audiences = r.list("tokenExchange.audiences", "TOKEN_EXCHANGE_AUDIENCES")
 	c.OwnTokenFile = r.config.ControlPlane.TokenFile
-	if c.OwnTokenFile == "" && len(c.Issuers) == 0 {
+	if c.OwnTokenFile == "" && r.config.CredentialFetcher == fetchJWT && len(c.Issuers) == 0 {
 		r.env.errs = append(r.env.errs, errors.New("environment TOKEN_EXCHANGE_ISSUERS: it is empty, and with JWT_POLICY none "+
 			"there is no token of the workload's own to compare with: write the issuers whose tokens may be exchanged"))
 	}

@@ -23,7 +23,10 @@ func (a *Agent) newTokens() (*sts.Server, error) {
 		Logger:    a.Logger.With("part", "tokens"),
 		Metrics:   a.metrics,
 	}
-	if c.OwnTokenFile != "" {
+	switch {
+	case a.credential != nil:
+		config.Own = a.credential
+	case c.OwnTokenFile != "":
 		config.Own = sts.FileFetcher{Path: c.OwnTokenFile}
 	}
 	return sts.New(config)

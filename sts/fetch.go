@@ -47,8 +47,11 @@ func (f FileFetcher) Fetch(context.Context) (Secret, error) {
 	return token, nil
 }
 
-// MetadataURL is where Google's machines are told of themselves.
-const MetadataURL = "http://169.254.169.254/computeMetadata/v1"
+// MetadataHost is where Google's machines are told of themselves.
+const MetadataHost = "169.254.169.254"
+
+// MetadataURL is the address of a metadata server, given as host or host:port.
+func MetadataURL(host string) string { return "http://" + host + "/computeMetadata/v1" }
 
 // What a token of the metadata server is kept for: it lives an hour, and is renewed in the last 25 minutes.
 const (
@@ -60,7 +63,7 @@ const (
 type MetadataConfig struct {
 	// Audience is whom the token is for.
 	Audience string
-	// URL takes the place of MetadataURL.
+	// URL takes the place of that of MetadataHost.
 	URL string
 	// Now is time; nil is the machine's.
 	Now func() time.Time
@@ -85,7 +88,7 @@ func NewMetadataFetcher(config MetadataConfig) (*MetadataFetcher, error) {
 		return nil, errors.New("sts: no audience for the metadata server's token")
 	}
 	if config.URL == "" {
-		config.URL = MetadataURL
+		config.URL = MetadataURL(MetadataHost)
 	}
 	if config.Now == nil {
 		config.Now = time.Now
