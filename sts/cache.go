@@ -40,7 +40,12 @@ func (r Request) key() key {
 			h.Write([]byte(v))
 		}
 	}
-	write(string(r.Subject), r.SubjectType, string(r.Actor), r.ActorType, r.Scope, r.RequestedType)
+	if r.owner != "" {
+		write(r.owner)
+	} else {
+		write(string(r.Subject), r.SubjectType)
+	}
+	write(string(r.Actor), r.ActorType, r.Scope, r.RequestedType)
 	write(r.Resources...)
 	write(r.Audiences...)
 	return key(h.Sum(nil))

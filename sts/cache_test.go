@@ -240,7 +240,7 @@ func TestEveryParameterIsPartOfTheKey(t *testing.T) {
 	for i, r := range []Request{
 		{}, {Subject: "a"}, {SubjectType: "a"}, {Actor: "a"}, {ActorType: "a"}, {Scope: "a"}, {RequestedType: "a"},
 		{Resources: []string{"a"}}, {Audiences: []string{"a"}}, {Resources: []string{"a", "b"}}, {Resources: []string{"ab"}},
-		{Resources: []string{"a"}, Audiences: []string{"b"}}, {Subject: "a", SubjectType: "b"}, {Subject: "ab"},
+		{Resources: []string{"a"}, Audiences: []string{"b"}}, {Subject: "a", SubjectType: "b"}, {Subject: "ab"}, {Subject: "a", owner: "x"}, {owner: "y"},
 	} {
 		if other, ok := seen[r.key()]; ok {
 			t.Errorf("requests %d and %d have one key", i, other)

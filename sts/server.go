@@ -2,6 +2,7 @@ package sts
 
 import (
 	"context"
+	"crypto/subtle"
 	"errors"
 	"fmt"
 	"io"
@@ -185,23 +186,30 @@ func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
 	if err := request.check(GrantType); err != nil {
 		return Token{}, err
 	}
-	if err := s.checkTokens(ctx, request); err != nil {
+	owner, err := s.checkTokens(ctx, request)
+	if err != nil {
 		return Token{}, err
 	}
+	request.owner = owner
 	return s.cache.get(ctx, request)
 }
 
-func (s *Server) checkTokens(ctx context.Context, r Request) error {
+// checkTokens gives whose the subject token is, if it is the workload's own.
+func (s *Server) checkTokens(ctx context.Context, r Request) (owner string, err error) {
 	now := s.config.Now()
 	subject, err := s.config.Check.verify(r.Subject, now)
 	if err != nil {
-		return invalid("subject_token %v", err)
+		return "", invalid("subject_token %v", err)
 	}
-	if s.config.Own != nil && len(s.config.Check.Issuers) == 0 {
-		if err := s.checkOwner(ctx, subject); err != nil {
-			return err
+	if s.config.Own != nil {
+		if owner, err = s.checkOwner(ctx, r.Subject, subject); err != nil && len(s.config.Check.Issuers) == 0 {
+			return "", err
 		}
 	}
+	return owner, s.checkActor(r, now)
+}
+
+func (s *Server) checkActor(r Request, now time.Time) error {
 	if r.Actor == "" || r.ActorType != JWTType {
 		return nil
 	}
@@ -211,21 +219,25 @@ func (s *Server) checkTokens(ctx context.Context, r Request) error {
 	return nil
 }
 
-// checkOwner holds a token to be of whom the workload's own is.
-func (s *Server) checkOwner(ctx context.Context, got claims) error {
+// checkOwner holds a token to be of whom the workload's own is. It gives whose that is for the very token that the
+// workload has now: any other may say so without its signature having been looked at.
+func (s *Server) checkOwner(ctx context.Context, given Secret, got claims) (owner string, err error) {
 	token, err := s.config.Own.Fetch(ctx)
 	if err != nil {
-		return fmt.Errorf("the workload's own token, which tells whose tokens may be exchanged: %w", err)
+		return "", fmt.Errorf("the workload's own token, which tells whose tokens may be exchanged: %w", err)
 	}
 	own, err := parseClaims(string(token))
 	if err != nil {
-		return fmt.Errorf("the workload's own token, which tells whose tokens may be exchanged, %w", err)
+		return "", fmt.Errorf("the workload's own token, which tells whose tokens may be exchanged, %w", err)
 	}
 	if got.issuer != own.issuer || got.subject != own.subject {
-		return invalid("subject_token is not one of this workload: it is of %s for %s",
+		return "", invalid("subject_token is not one of this workload: it is of %s for %s",
 			presentable(got.issuer), presentable(got.subject))
 	}
-	return nil
+	if subtle.ConstantTimeCompare([]byte(given), []byte(token)) == 1 {
+		owner = fmt.Sprintf("%q %q", own.issuer, own.subject)
+	}
+	return owner, nil
 }
 
 // exchange asks the exchanger, and remembers how that went.

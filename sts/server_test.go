@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -341,6 +343,38 @@ func TestOnlyTheWorkloadsOwnTokensAreExchanged(t *testing.T) {
 		_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Now: clock.Now, Own: own})
 		if got := post(t, base, formType, form(t)); got.Status != 500 || !strings.Contains(got.Description, "own token") {
 			t.Errorf("%s: got %d %s", name, got.Status, got.raw)
+		}
+	}
+}
+
+func TestAHeldTokenServesTheSuccessorOfTheWorkloadsTokenAlone(t *testing.T) {
+	clock := newClock()
+	of := func(id string) string {
+		return jwt(t, map[string]any{"iss": "https://issuer.example", "sub": "system:serviceaccount:shop:web", "jti": id, "exp": noon.Add(time.Hour).Unix()})
+	}
+	file := filepath.Join(t.TempDir(), "token")
+	mount := func(token string) {
+		if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	from := giving(clock, time.Hour)
+	_, base, _ := start(t, Config{Exchanger: from, Now: clock.Now, Own: FileFetcher{Path: file}})
+	mount(of("1"))
+	if got := post(t, base, formType, form(t, "subject_token", of("1"))); got.AccessToken != "access-1" {
+		t.Fatal(got.raw)
+	}
+	// The kubelet renews the token while the exchange server is away.
+	from.mu.Lock()
+	from.do = func(context.Context, int, Request) (Token, error) { return Token{}, errors.New("away") }
+	from.mu.Unlock()
+	mount(of("2"))
+	if got := post(t, base, formType, form(t, "subject_token", of("2"))); got.AccessToken != "access-1" {
+		t.Errorf("with the next token: %d %s", got.Status, got.raw)
+	}
+	for _, other := range []string{"1", "forged"} {
+		if got := post(t, base, formType, form(t, "subject_token", of(other))); got.Status != http.StatusInternalServerError {
+			t.Errorf("a token that says the same of itself: %d %s", got.Status, got.raw)
 		}
 	}
 }

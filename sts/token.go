@@ -42,6 +42,9 @@ type Request struct {
 	Audiences     []string
 	Scope         string
 	RequestedType string
+
+	// owner is whose the subject token is, where it is the workload's own; then a held token does for its successors.
+	owner string
 }
 
 // Token is what an exchange gives.
