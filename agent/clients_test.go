@@ -16,6 +16,8 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // asClient makes the test binary an application that speaks xDS over a socket: it asks for listeners, says what came, and
@@ -59,12 +61,10 @@ func (r *running) application(uid uint32) *xdsApplication {
 	r.t.Helper()
 	program := filepath.Join(r.dir, "application") // where another user may run it
 	text, err := os.ReadFile(os.Args[0])
-	if err == nil {
-		err = os.WriteFile(program+fmt.Sprint(uid), text, 0o755)
-	}
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	testenv.Program(r.t, program+fmt.Sprint(uid), text)
 	cmd := exec.Command(program + fmt.Sprint(uid))
 	cmd.Env = []string{asClient + "=" + filepath.Join(r.dir, "etc/istio/proxy/XDS"), "GOCOVERDIR=" + r.t.TempDir()}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}

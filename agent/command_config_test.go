@@ -181,9 +181,7 @@ func TestBootstrapIsCheckedOnceForEachContent(t *testing.T) {
 	t.Chdir(dir)
 	asked := filepath.Join(dir, "asked")
 	program := filepath.Join(dir, "envoy")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\necho >>"+asked+"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Program(t, program, []byte("#!/bin/sh\necho >>"+asked+"\n"))
 	c := resolve(t, env())
 	c.Bootstrap.Override, c.Bootstrap.OverrideFile = []byte("{}"), "own.yaml"
 	file := filepath.Join(dir, "bootstrap.json")

@@ -93,11 +93,8 @@ func (s *setup) write(t *testing.T, name, text string) {
 // program writes a script into the agent's directory, and gives its path.
 func (s *setup) program(t *testing.T, name, text string) string {
 	t.Helper()
-	s.write(t, name, text)
 	path := filepath.Join(s.dir, name)
-	if err := os.Chmod(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Program(t, path, []byte(text))
 	return path
 }
 

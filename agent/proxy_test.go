@@ -224,11 +224,7 @@ func TestKilledEnvoyIsRestartedWhenAskedFor(t *testing.T) {
 func TestEnvoyThatKeepsFailingIsGivenUpWithItsOwnCode(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.8.1")
-	s.write(t, "envoy", "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }\necho cannot go on >&2\nexit 3\n")
-	path := filepath.Join(s.dir, "envoy")
-	if err := os.Chmod(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	path := s.program(t, "envoy", "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }\necho cannot go on >&2\nexit 3\n")
 	s.args = append(s.args, "--restart", "--envoy-path", path)
 	r := s.start(t)
 	if code := r.exit(); code != 3 {

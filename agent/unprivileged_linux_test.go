@@ -21,12 +21,10 @@ func (s *setup) asNobody(t *testing.T) {
 	}
 	for name, file := range map[string]string{"agent": os.Args[0], "envoy": testenv.Envoy(t), "older": testenv.EnvoyOf(t, testenv.OldEnvoyVersion)} {
 		data, err := os.ReadFile(file)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(s.dir, name), data, 0o755)
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		testenv.Program(t, filepath.Join(s.dir, name), data)
 	}
 	err := filepath.WalkDir(s.dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {

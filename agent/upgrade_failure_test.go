@@ -22,9 +22,7 @@ func (r *running) stub(t *testing.T, version, run string) string {
 	path := filepath.Join(r.dir, "stub-envoy")
 	text := fmt.Sprintf("#!/bin/sh\nreal=%s\ncase \"$*\" in --version|--hot-restart-version|*validate*) exec $real \"$@\";; esac\n%s\n",
 		testenv.EnvoyOf(t, version), run)
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Program(t, path, []byte(text))
 	return path
 }
 
@@ -111,11 +109,7 @@ func TestUpgradeIsRefusedWithTheReason(t *testing.T) {
 	t.Parallel()
 	r := upgradable(t, "127.88.32.1", testenv.EnvoyVersion)
 	first := r.envoy()
-	picky := filepath.Join(r.dir, "picky")
-	r.write(t, "picky", "#!/bin/sh\ncase \"$*\" in *validate*) echo no such field; exit 1;; esac\nexec "+testenv.Envoy(t)+" \"$@\"\n")
-	if err := os.Chmod(picky, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	picky := r.program(t, "picky", "#!/bin/sh\ncase \"$*\" in *validate*) echo no such field; exit 1;; esac\nexec "+testenv.Envoy(t)+" \"$@\"\n")
 	for want, args := range map[string][]string{
 		"no such file":                {"--envoy-path", "/nowhere/envoy"},
 		"cannot be used as Envoy":     {"--envoy-path", "/bin/true"},

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // helperEnv makes the test binary play another program instead of running tests.
@@ -93,9 +95,7 @@ func script(t *testing.T, dir, name, body string) string {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Program(t, path, []byte("#!/bin/sh\n"+body+"\n"))
 	return path
 }
 

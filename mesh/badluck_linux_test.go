@@ -171,9 +171,7 @@ func TestNoEnvoyIsToldWithTheRemedy(t *testing.T) {
 func TestAnEnvoyTooOldIsToldWithTheVersions(t *testing.T) {
 	old := filepath.Join(t.TempDir(), "envoy")
 	script := "#!/bin/sh\necho 'envoy  version: aaaa/1.30.1/Clean/RELEASE/BoringSSL'\n"
-	if err := os.WriteFile(old, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Program(t, old, []byte(script))
 	cfg := testConfig(t, testTopology(t, oneApp))
 	cfg.EnvoyPath = ""
 	cfg.Environ = append(cfg.Environ, "ENVOY_PATH="+old)
