@@ -226,9 +226,7 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 		}
 		for _, name := range r.GetResourceNamesSubscribe() {
 			if filter := c.filters[name]; filter != nil && r.GetTypeUrl() == wasm.ExtensionConfigType {
-				response.Resources = append(response.Resources, &discoveryv3.Resource{
-					Name: name, Version: "1", Resource: mustAny(&corev3.TypedExtensionConfig{Name: name, TypedConfig: filter}),
-				})
+				response.Resources = append(response.Resources, &discoveryv3.Resource{Name: name, Version: "1", Resource: c.extension(name)})
 			}
 		}
 		if names := c.names.Load(); r.GetTypeUrl() == dns.NameTableType && names != nil {
@@ -237,6 +235,43 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 		if r.GetTypeUrl() == proxyConfigType {
 			for _, own := range c.trust {
 				response.Resources = append(response.Resources, &discoveryv3.Resource{Resource: &anypb.Any{TypeUrl: proxyConfigType, Value: own}})
+			}
+		}
+		if err := s.Send(response); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *controlPlane) extension(name string) *anypb.Any {
+	return mustAny(&corev3.TypedExtensionConfig{Name: name, TypedConfig: c.filters[name]})
+}
+
+// StreamAggregatedResources gives listeners and filters in the other variant of the protocol.
+func (c *controlPlane) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	if err := c.authorize(s.Context()); err != nil {
+		return err
+	}
+	asked := map[string]string{}
+	for {
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		names := fmt.Sprintf("%q", r.GetResourceNames())
+		if was, ok := asked[r.GetTypeUrl()]; r.GetTypeUrl() == healthType || ok && was == names {
+			continue
+		}
+		asked[r.GetTypeUrl()] = names
+		response := &discoveryv3.DiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: names, VersionInfo: "1"}
+		if r.GetTypeUrl() == listenerType {
+			for _, l := range append(c.more, c.listener) {
+				response.Resources = append(response.Resources, mustAny(l))
+			}
+		}
+		for _, name := range r.GetResourceNames() {
+			if c.filters[name] != nil && r.GetTypeUrl() == wasm.ExtensionConfigType {
+				response.Resources = append(response.Resources, c.extension(name))
 			}
 		}
 		if err := s.Send(response); err != nil {

@@ -11,12 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	httpwasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/wasm/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tcpwasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/wasm/v3"
 	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/wasm/v3"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -38,6 +40,8 @@ const teapot = "AGFzbQEAAAABIQVgAX8Bf2AAAGACf38AYAN/f38Bf2AIf39/f39/f38BfwIhAQNl
 type moduleServers struct {
 	plain, secured, images *httptest.Server
 	image                  string // without oci://
+	// late says that the file late.wasm is there.
+	late atomic.Bool
 }
 
 const registryPassword = "hunter2"
@@ -48,8 +52,15 @@ func serveTeapots(t *testing.T) *moduleServers {
 	if err != nil {
 		t.Fatal(err)
 	}
-	give := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(module) })
-	m := &moduleServers{plain: httptest.NewServer(give), secured: httptest.NewTLSServer(give)}
+	m := &moduleServers{}
+	give := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/late") && !m.late.Load() {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		_, _ = w.Write(module)
+	})
+	m.plain, m.secured = httptest.NewServer(give), httptest.NewTLSServer(give)
 	store := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	m.images = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, password, _ := r.BasicAuth(); r.Method == http.MethodGet && password != registryPassword {
@@ -127,6 +138,74 @@ func filtered(t *testing.T, from *listenerv3.Listener, filter string, port uint3
 	}}}}, hcm.HttpFilters...)
 	chain.Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: mustAny(&hcm)}
 	return l
+}
+
+// ahead has a network filter before a listener's others come by ECDS.
+func ahead(from *listenerv3.Listener, filter string) *listenerv3.Listener {
+	l := proto.Clone(from).(*listenerv3.Listener)
+	l.Name = "wasm-" + filter
+	first := &listenerv3.Filter{Name: filter, ConfigType: &listenerv3.Filter_ConfigDiscovery{ConfigDiscovery: &corev3.ExtensionConfigSource{
+		ConfigSource: &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3, ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}},
+		TypeUrls: []string{
+			"type.googleapis.com/envoy.extensions.filters.network.wasm.v3.Wasm", "type.googleapis.com/envoy.extensions.filters.network.rbac.v3.RBAC",
+		},
+	}}}
+	chain := l.FilterChains[0]
+	chain.Filters = append([]*listenerv3.Filter{first}, chain.Filters...)
+	return l
+}
+
+// networkFilter is a filter of connections that runs the module at a URL.
+func networkFilter(t *testing.T, url string) *anypb.Any {
+	t.Helper()
+	var like httpwasmv3.Wasm
+	if err := wasmFilter(url, "", wasmv3.FailurePolicy_FAIL_CLOSED).UnmarshalTo(&like); err != nil {
+		t.Fatal(err)
+	}
+	return mustAny(&tcpwasmv3.Wasm{Config: like.Config})
+}
+
+func TestEnvoyGetsModulesThatComeLateInBothProtocols(t *testing.T) {
+	for i, delta := range []string{"true", "false"} {
+		t.Run("delta "+delta, func(t *testing.T) {
+			t.Parallel()
+			s := newSetup(t, fmt.Sprintf("127.164.1.%d", i+1))
+			servers := serveTeapots(t)
+			s.cp.filters = map[string]*anypb.Any{
+				"late":     wasmFilter(servers.plain.URL+"/late.wasm", "", wasmv3.FailurePolicy_FAIL_CLOSED),
+				"open":     wasmFilter(servers.plain.URL+"/late-too.wasm", "", wasmv3.FailurePolicy_FAIL_OPEN),
+				"net":      networkFilter(t, servers.plain.URL+"/teapot.wasm"),
+				"net-late": networkFilter(t, servers.plain.URL+"/late.wasm"),
+			}
+			plain := filtered(t, s.cp.listener, "late", 8081)
+			s.cp.more = []*listenerv3.Listener{plain, filtered(t, s.cp.listener, "open", 8082)}
+			withPort := func(l *listenerv3.Listener, port uint32) *listenerv3.Listener {
+				l.Address.GetSocketAddress().PortSpecifier = &corev3.SocketAddress_PortValue{PortValue: port}
+				return l
+			}
+			for filter, port := range map[string]uint32{"net": 8083, "net-late": 8084} {
+				s.cp.more = append(s.cp.more, withPort(ahead(filtered(t, s.cp.listener, "open", port), filter), port))
+			}
+			s.env = append(s.env, "WASM_INSECURE_REGISTRIES=127.0.0.1", "WASM_MODULE_DIR="+filepath.Join(s.dir, "modules"),
+				"WASM_RETRY_INTERVAL=200ms", "ISTIO_DELTA_XDS="+delta)
+			s.cp.start(t)
+			r := s.start(t)
+			r.waitReady()
+			r.waitAnswers("late", "8081", 403)
+			r.waitAnswers("open", "8082", 200)
+			r.waitAnswers("net", "8083", 200)
+			if code, _, err := r.http("GET", "8084/"); err == nil {
+				t.Errorf("net-late answers %d without its module", code)
+			}
+			servers.late.Store(true)
+			for _, port := range []string{"8081", "8082", "8083", "8084"} {
+				r.waitAnswers("each, with its module,", port, 418)
+			}
+			if _, stats, err := r.http("GET", "15000/config_dump"); err != nil || !strings.Contains(stats, "filters.network.wasm") {
+				t.Errorf("no network filter with a module: %v", err)
+			}
+		})
+	}
 }
 
 // waitAnswers waits until a listener answers with a code.
