@@ -10,14 +10,20 @@ import (
 )
 
 const (
-	// markDelay is how long changes are waited for that belong to the one that came; a state that never becomes whole is as
-	// whole as it gets after maxMarkDelays of them.
-	markDelay     = 200 * time.Millisecond
-	maxMarkDelays = 25
+	// markDelay is how long changes are waited for that belong to the one that came. A state that never becomes whole is as
+	// whole as it gets after maxMarkDelays of them; where it is to take the place of another one, after longer than it
+	// takes to notice that a control plane is dead.
+	markDelay          = 200 * time.Millisecond
+	longMarkDelay      = 5 * time.Second
+	maxMarkDelays      = 25
+	maxMarkDelaysFresh = maxMarkDelays + 12
 )
 
 // errRenewed ends a stream upstream that is to be followed by another at once.
 var errRenewed = errors.New("the stream is begun anew")
+
+// errSilent ends a stream upstream on which nothing came.
+var errSilent = errors.New("the control plane does not answer")
 
 // keeping is what a session has to do with the last good configuration. The session's lock guards it, but for due and
 // timer, which are of the session's main loop.
@@ -26,8 +32,8 @@ type keeping struct {
 	known bool // who Envoy is, and that what it has is to be kept
 	// continued says that Envoy had configuration already when its stream began.
 	continued bool
-	// delivered says that a control plane has sent something.
-	delivered bool
+	// settled says that Envoy has had all that it asked for, and needs nothing from before any more.
+	settled bool
 
 	// due says that Envoy is to get the last good configuration, and offered that it was looked for.
 	due, offered bool
@@ -40,10 +46,12 @@ type keeping struct {
 	// begun says that what Envoy accepts is written, and lost that it no longer is. Then refetch is set after a while: all is
 	// to be asked for anew.
 	begun, lost, refetch bool
-	renew                context.CancelCauseFunc // of the stream upstream; nil for none
-	mark, retry          *time.Timer
-	markDelays           int
-	retryAfter           time.Duration
+	// fresh says that what is written is to take the place of what is kept, and has not yet.
+	fresh       bool
+	renew       context.CancelCauseFunc // of the stream upstream; nil for none
+	mark, retry *time.Timer
+	markDelays  int
+	retryAfter  time.Duration
 }
 
 // refetches says whether control planes are to send everything.
@@ -73,7 +81,6 @@ func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
 	if f == nil {
 		return 0
 	}
-	k.delivered = true
 	k.closeSnapshot()
 	if s.keeper == nil || !k.known || k.lost || s.state.types[r.typeURL] == nil {
 		return 0
@@ -99,7 +106,10 @@ func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
 func (s *session) beginKeeping() {
 	k, keeper := &s.keeping, s.keeper
 	anew := !k.served || k.refetch
-	k.begun, k.refetch = true, false
+	k.begun, k.refetch, k.fresh = true, false, anew
+	if anew {
+		s.state.forgetAnswers()
+	}
 	keeper.mu.Lock()
 	keeper.failed, keeper.behind = s.keepFailed, false
 	keeper.mu.Unlock()
@@ -157,6 +167,7 @@ func (s *session) keepHeard(h heard) {
 	if s.keeper == nil {
 		return
 	}
+	k.settled = k.settled || h.verdict == accepted && s.state.isWhole()
 	if !k.known && s.state.node != nil && h.first {
 		k.id, k.known = identify(s.proto, s.state.node)
 		k.continued = s.state.continued
@@ -209,12 +220,30 @@ func (s *session) markWhole() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := &s.keeping
-	if k.markDelays++; s.state.isWhole() || k.markDelays > maxMarkDelays || k.lost {
+	switch k.markDelays++; {
+	case k.lost || !k.begun:
 		k.mark, k.markDelays = nil, 0
+	case s.state.isWhole() || s.isAsWholeAsItGets():
+		k.mark, k.markDelays = nil, 0
+		k.settled, k.fresh = true, false
 		s.keep(s.keeper.store.Mark)
-		return
+	case k.markDelays < maxMarkDelays:
+		k.mark.Reset(markDelay)
+	default:
+		k.mark.Reset(longMarkDelay)
 	}
-	k.mark.Reset(markDelay)
+}
+
+// isAsWholeAsItGets says that what is still open has been so for long, while a control plane was there to answer.
+func (s *session) isAsWholeAsItGets() bool {
+	k := &s.keeping
+	switch {
+	case k.renew == nil:
+		return false
+	case k.fresh:
+		return k.markDelays > maxMarkDelaysFresh && s.state.hasListeners()
+	}
+	return k.markDelays >= maxMarkDelays
 }
 
 // keepSeen notes until when what Envoy has was up to date.

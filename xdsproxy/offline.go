@@ -13,11 +13,14 @@ import (
 // maxAnswer is how much of the last good configuration goes into one response, where the protocol leaves the choice.
 const maxAnswer = 1 << 20
 
+// mostSilences bounds how often the patience with control planes that do not answer doubles.
+const mostSilences = 6
+
 // offer serves Envoy with the last good configuration if it is time for that. Otherwise it tells when it may be.
 func (s *session) offer() (<-chan time.Time, error) {
 	s.mu.Lock()
 	k := &s.keeping
-	wanted := s.keeper != nil && k.known && !k.continued && !k.offered && !k.delivered
+	wanted := s.wantsLastGood()
 	id := k.id
 	s.mu.Unlock()
 	switch {
@@ -37,6 +40,7 @@ func (s *session) offer() (<-chan time.Time, error) {
 		return nil, nil
 	}
 	k.served, k.snapshot, k.upToDate = true, snapshot, snapshot.UpToDate
+	k.begun = false // what a control plane began to send does not go on
 	order := append([]string(nil), s.state.order...)
 	s.mu.Unlock()
 	for _, typeURL := range order {
@@ -45,6 +49,13 @@ func (s *session) offer() (<-chan time.Time, error) {
 		}
 	}
 	return nil, nil
+}
+
+// wantsLastGood says whether the last good configuration would help: Envoy came with nothing, and no control plane has given
+// it all that it asked for. The caller holds the lock.
+func (s *session) wantsLastGood() bool {
+	k := &s.keeping
+	return s.keeper != nil && k.known && !k.continued && !k.offered && !k.settled
 }
 
 // loadLastGood reads what is kept, if it is of any use.
@@ -205,28 +216,53 @@ func (t *typeState) wanted(v variant, snapshot *lastgood.Snapshot) []string {
 			}
 		}
 	}
+	if t.all && v == delta {
+		names = append(names, t.surplus(snapshot)...)
+	}
 	return names
 }
 
-// watch ends a stream upstream on which nothing comes, when Envoy has nothing yet and the last good configuration would
-// help. It also lets others end it. What it returns ends the watch.
+// surplus are the resources that Envoy has from a control plane which gave out half way: they are taken away, so that what it
+// has is from one time.
+func (t *typeState) surplus(snapshot *lastgood.Snapshot) (names []string) {
+	for _, name := range sorted(t.known(true)) {
+		if _, asked := t.names[name]; !asked && !snapshot.Has(t.url, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// watch ends a stream upstream on which nothing comes that Envoy waits for, when Envoy has no listeners yet, and the last good
+// configuration or another control plane would help. It also lets others end it. What it returns ends the watch.
 func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keeping.renew = renew
-	timer := time.AfterFunc(s.relay.config.LastGood.Silence, func() {
+	patience := s.relay.config.LastGood.Silence << min(s.silences, mostSilences)
+	a.heard.Store(time.Now().UnixNano())
+	var timer *time.Timer
+	timer = time.AfterFunc(patience, func() {
 		s.mu.Lock()
-		k := &s.keeping
-		wanted := s.keeper != nil && k.known && !k.continued && !k.offered && !k.delivered && !a.answered.Load()
-		s.mu.Unlock()
-		if wanted {
-			renew(errRenewed)
+		defer s.mu.Unlock()
+		if s.state.hasListeners() || s.state.continued || !s.wantsLastGood() && !s.uplink.several.Load() {
+			return
+		}
+		quiet := time.Since(time.Unix(0, a.heard.Load()))
+		switch {
+		case quiet < patience:
+			timer.Reset(patience - quiet)
+		case !s.state.awaitsAnswer(): // then it is Envoy that takes its time
+			timer.Reset(patience)
+		default:
+			s.silences++
+			renew(errSilent)
 		}
 	})
 	return func() {
-		timer.Stop()
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		timer.Stop()
 		s.keeping.renew = nil
 	}
 }

@@ -48,6 +48,8 @@ type session struct {
 	finished atomic.Bool // Envoy has ended its side
 	// trouble grows while control planes answer and end the stream soon.
 	trouble dial.Backoff
+	// silences counts the control planes that were left because nothing came from them. The session's lock guards it.
+	silences int
 
 	mu      sync.Mutex
 	state   *streamState
@@ -138,15 +140,24 @@ func (s *session) run() error {
 			continue
 		}
 		s.book.streamEnded(l.address, err)
-		if !answered {
+		s.keeping.due = true
+		if !answered || errors.Is(err, errSilent) {
 			l.release(refused)
-			s.keeping.due = true
 			calm = nil
 			continue
 		}
+		s.offerAgain()
 		l.release(broken)
 		calm = s.pause(time.Since(began))
 	}
+}
+
+// offerAgain lets the last good configuration be looked for again, if Envoy has not had all yet: a control plane has begun to
+// answer and given out.
+func (s *session) offerAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keeping.offered = false
 }
 
 // pause is how long the next stream upstream is to wait for, after one that lived so long: not at all, unless control
@@ -202,6 +213,7 @@ type ascent struct {
 	own      outbox
 	rewrites rewrites
 	answered atomic.Bool
+	heard    atomic.Int64 // when something came last, in nanoseconds since 1970
 }
 
 // over relays over one connection until its stream ends. No error means that both sides were done. A control plane from
@@ -230,8 +242,8 @@ func (s *session) over(l *lease) (answered bool, err error) {
 	defer cancel(nil)
 	defer s.watch(a, cancel)()
 	err = a.receive()
-	if context.Cause(ctx) == errRenewed && s.ctx.Err() == nil {
-		err = errRenewed
+	if cause := context.Cause(ctx); s.ctx.Err() == nil && (cause == errRenewed || cause == errSilent) {
+		err = cause
 	}
 	return a.answered.Load() || lasted.Load(), err
 }
@@ -363,6 +375,7 @@ func (a *ascent) receive() error {
 		if err != nil {
 			return err
 		}
+		a.heard.Store(time.Now().UnixNano())
 		if !a.answered.Swap(true) {
 			a.book.connected(a.lease.address)
 		}

@@ -294,6 +294,29 @@ func (s *streamState) isWhole() bool {
 	return s.listening
 }
 
+// hasListeners says whether Envoy has accepted listeners, which it asks for last.
+func (s *streamState) hasListeners() bool {
+	t := s.types[listenerType]
+	return t != nil && t.responded
+}
+
+// awaitsAnswer says whether Envoy has asked for something about which nothing has come.
+func (s *streamState) awaitsAnswer() bool {
+	for _, t := range s.types {
+		if len(t.pending) == 0 && (!t.responded || t.lacking > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// forgetAnswers has every type wait for an answer again.
+func (s *streamState) forgetAnswers() {
+	for _, t := range s.types {
+		t.responded = false
+	}
+}
+
 // opening is what a new stream upstream begins with: all that Envoy has asked for, and what it holds of it. The caller has
 // a reference to each.
 func (s *streamState) opening() []*frame {

@@ -60,6 +60,7 @@ func (u *uplink) targets(ctx context.Context) (found []target, err error) {
 			break
 		}
 	}
+	u.several.Store(len(found) > 1)
 	if len(found) > 0 {
 		return found, nil
 	}

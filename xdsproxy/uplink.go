@@ -25,6 +25,8 @@ type uplink struct {
 	ready chan *lease
 	// down says that the newest attempt to connect failed.
 	down atomic.Bool
+	// several says that there was more than one target when they were looked for last.
+	several atomic.Bool
 	// lost is the target that was tried or used last without success.
 	lost target
 	// silence grows while nobody answers, refusals while somebody answers and refuses.

@@ -28,7 +28,8 @@ const (
 type kind byte
 
 const (
-	// kindBegin begins anew: nothing of what came before is there any more, once there is a mark.
+	// kindBegin begins anew: nothing of what came before is there any more, once there is a mark. Only earlier versions of
+	// the agent wrote it.
 	kindBegin kind = 1 + iota
 	// kindResource: stage, type, name, version, content.
 	kindResource

@@ -295,6 +295,16 @@ func (s *Snapshot) Names(typeURL string) []string {
 	return names
 }
 
+// Has says whether there is a resource.
+func (s *Snapshot) Has(typeURL, name string) bool {
+	t := s.types[typeURL]
+	if t == nil {
+		return false
+	}
+	_, ok := t.entries[name]
+	return ok
+}
+
 // Resource gives a resource as it stood in the response; ok is false when there is none.
 func (s *Snapshot) Resource(typeURL, name string) (version string, content []byte, ok bool, err error) {
 	t := s.types[typeURL]

@@ -34,6 +34,7 @@ type Store struct {
 	out      *bufio.Writer
 	size     int64 // of the file and what is still to be written
 	marked   int64 // where the last mark ends; 0 for none
+	fresh    bool  // the file is beside the one that counts, and takes its place with its first mark
 	limit    int64 // at which the log is written anew
 	identity Identity
 	open     map[uint64]struct{} // stages without an answer
@@ -102,8 +103,7 @@ func (s *Store) closeFile() {
 		s.flush()
 	}
 	if s.file != nil {
-		_ = s.file.Close()
-		s.file = nil
+		s.dropFile()
 	}
 }
 
@@ -132,20 +132,41 @@ func (s *Store) load(id Identity) (*Snapshot, error) {
 	return read(f, id)
 }
 
-// Begin starts to write for an identity. Anew means that what comes is all there is; otherwise it adds to what is kept.
+// Begin starts to write for an identity. Anew means that what comes is all there is, and that what was kept counts until the
+// first mark; otherwise it adds to what is kept.
 func (s *Store) Begin(id Identity, anew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closeFile()
 	s.identity, s.open = id, make(map[uint64]struct{})
 	s.status.Reason = ""
-	if err := s.resume(); err != nil {
-		s.fail(err)
-		return
-	}
+	begin := s.resume
 	if anew {
-		s.write(kindBegin, nil, nil)
+		begin = s.beside
 	}
+	if err := begin(); err != nil {
+		s.fail(err)
+	}
+}
+
+// beside makes a file beside the one that counts.
+func (s *Store) beside() error {
+	f, size, err := s.newFile(newName)
+	if err == nil {
+		s.use(f, size, 0)
+		s.fresh = true
+	}
+	return err
+}
+
+// replace lets a file that was begun beside the old one take its place.
+func (s *Store) replace() error {
+	err := s.file.Sync()
+	if err == nil {
+		err = os.Rename(s.file.Name(), s.path)
+	}
+	s.fresh = s.fresh && err != nil
+	return err
 }
 
 // resume opens the file for writing after its last mark, or makes a new one.
@@ -206,8 +227,8 @@ func (s *Store) newFile(name string) (*os.File, int64, error) {
 }
 
 func (s *Store) use(f *os.File, size, marked int64) {
-	s.file, s.out, s.size, s.marked = f, bufio.NewWriterSize(f, 16<<10), size, marked
-	s.limit = max(rewriteAt, 2*size)
+	s.file, s.out, s.size, s.marked, s.fresh = f, bufio.NewWriterSize(f, 16<<10), size, marked, false
+	s.limit = min(max(rewriteAt, 2*size), (size+s.config.MaxBytes)/2)
 	s.status.Bytes = size
 }
 
@@ -302,6 +323,11 @@ func (s *Store) Mark() {
 	now := s.config.Now()
 	s.write(kindMark, fields(uint64(now.UnixMilli())), nil)
 	s.flush()
+	if s.file != nil && s.fresh {
+		if err := s.replace(); err != nil {
+			s.fail(err)
+		}
+	}
 	if s.file == nil {
 		return
 	}
@@ -385,14 +411,22 @@ func (s *Store) fail(err error) {
 	if s.file == nil {
 		return
 	}
-	if s.marked > 0 {
+	if !s.fresh {
 		_ = s.file.Truncate(s.marked)
-		s.status.Bytes = s.marked
-	} else {
-		_ = s.file.Truncate(0)
-		s.status.Bytes = 0
 	}
-	_ = s.file.Close()
-	s.file = nil
+	s.dropFile()
 	clear(s.open)
+}
+
+// dropFile ends the use of the file, and removes it if it never came to count.
+func (s *Store) dropFile() {
+	_ = s.file.Close()
+	if s.fresh {
+		_ = os.Remove(s.file.Name())
+	}
+	s.file, s.fresh = nil, false
+	s.status.Bytes = 0
+	if info, err := os.Stat(s.path); err == nil {
+		s.status.Bytes = info.Size()
+	}
 }
