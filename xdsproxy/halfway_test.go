@@ -66,3 +66,19 @@ func TestControlPlaneThatGivesOutHalfWayDoesNotCostTheLastGoodConfiguration(t *t
 		})
 	}
 }
+
+// TestControlPlaneThatTakesStreamsAndSaysNothingIsLeftForAnother: which comes first is chance, so it is tried some times.
+func TestControlPlaneThatTakesStreamsAndSaysNothingIsLeftForAnother(t *testing.T) {
+	silent := &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+		<-s.Context().Done()
+		return nil
+	}}
+	frozen, _ := silent.listen(t, "127.0.0.1:0", nil)
+	alive, _ := newKeepingControlPlane().upstream().listen(t, "127.0.0.1:0", nil)
+	for range 6 {
+		relay, stop := run(t, Config{Upstreams: []string{frozen, alive}, Server: Server{Plaintext: true},
+			LastGood: LastGood{Silence: 100 * time.Millisecond}})
+		newEnvoyLike(t, relay).start("a", "b")
+		stop()
+	}
+}

@@ -71,6 +71,9 @@ type Config struct {
 	// MinRetry and MaxRetry bound the wait between attempts to connect while nobody answers; zero is 50 ms and 600 ms.
 	// A control plane that answers and refuses is left alone for up to MaxRefused; zero is 5 s.
 	MinRetry, MaxRetry, MaxRefused time.Duration
+	// LongOutage is how long nobody has to answer for the wait to grow further, up to MaxLongRetry: zero is a minute and 5 s.
+	// An Envoy that starts ends that.
+	LongOutage, MaxLongRetry time.Duration
 
 	// MaxRequest and MaxResponse bound one message of Envoy and one of the control plane, in bytes. Zero is 64 MiB and
 	// 256 MiB: a message is held once, while it is passed on.
@@ -128,6 +131,8 @@ func (c *Config) setDefaults() error {
 	orDefault(&c.MinRetry, 50*time.Millisecond)
 	orDefault(&c.MaxRetry, 600*time.Millisecond)
 	orDefault(&c.MaxRefused, 5*time.Second)
+	orDefault(&c.LongOutage, time.Minute)
+	orDefault(&c.MaxLongRetry, 5*time.Second)
 	c.LastGood.setDefaults()
 	orDefault(&c.MaxRequest, 64<<20)
 	orDefault(&c.MaxResponse, 256<<20)

@@ -77,6 +77,7 @@ func (r *Relay) serve(v variant, stream grpc.ServerStream) error {
 		return err
 	}
 	defer r.leave(s)
+	s.uplink.want()
 
 	result := make(chan error, 1)
 	r.streams.Go(s.read)

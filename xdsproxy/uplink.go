@@ -29,8 +29,11 @@ type uplink struct {
 	several atomic.Bool
 	// lost is the target that was tried or used last without success.
 	lost target
-	// silence grows while nobody answers, refusals while somebody answers and refuses.
+	// silence grows while nobody answers, refusals while somebody answers and refuses. silent is since when nobody does.
 	silence, refusals dial.Backoff
+	silent            time.Time
+	// wanted holds one when somebody needs a connection who has nothing to go on with.
+	wanted chan struct{}
 }
 
 // lease is the use of a connection for one stream.
@@ -59,6 +62,7 @@ func newUplink(config Config, book *ledger) *uplink {
 		config:   config,
 		book:     book,
 		ready:    make(chan *lease),
+		wanted:   make(chan struct{}, 1),
 		silence:  dial.Backoff{Min: config.MinRetry, Max: config.MaxRetry},
 		refusals: dial.Backoff{Min: config.MinRetry, Max: config.MaxRefused},
 	}
@@ -70,11 +74,45 @@ func (u *uplink) run(ctx context.Context) {
 		c, err := u.connectAny(ctx)
 		u.down.Store(err != nil)
 		if err != nil {
-			sleep(ctx, u.silence.Next())
+			u.rest(ctx)
 			continue
 		}
-		u.silence.Reset()
+		u.beginAnew()
 		u.serve(ctx, c)
+	}
+}
+
+// rest waits before the next attempt. When nobody has answered for long, everybody waits for the same control plane, which
+// is to come up under the load of those that it serves already, not under that of all attempts of a large mesh.
+func (u *uplink) rest(ctx context.Context) {
+	if u.silent.IsZero() {
+		u.silent = time.Now()
+	}
+	if time.Since(u.silent) >= u.config.LongOutage {
+		u.silence.Max = u.config.MaxLongRetry
+	}
+	timer := time.NewTimer(u.silence.Next())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-u.wanted:
+		u.beginAnew()
+	case <-ctx.Done():
+	}
+}
+
+// beginAnew forgets how long nobody has answered.
+func (u *uplink) beginAnew() {
+	u.silent = time.Time{}
+	u.silence.Max = u.config.MaxRetry
+	u.silence.Reset()
+}
+
+// want ends a long wait.
+func (u *uplink) want() {
+	select {
+	case u.wanted <- struct{}{}:
+	default:
 	}
 }
 

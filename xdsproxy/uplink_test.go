@@ -1,0 +1,62 @@
+package xdsproxy
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestLongOutageIsAskedAfterSeldomUntilAnEnvoyStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var tries []time.Time
+		config := Config{Socket: "XDS", Upstreams: []string{"control-plane.test:1"},
+			Lookup: func(context.Context, string) ([]netip.Addr, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				tries = append(tries, time.Now())
+				return nil, errors.New("away")
+			}}
+		if err := config.setDefaults(); err != nil {
+			t.Fatal(err)
+		}
+		// during counts the attempts of a while.
+		during := func(d time.Duration) int {
+			mu.Lock()
+			tries = nil
+			mu.Unlock()
+			time.Sleep(d)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			return len(tries)
+		}
+		u := newUplink(config, newLedger(time.Now, slog.New(slog.DiscardHandler)))
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { u.run(ctx) })
+		defer running.Wait()
+		defer cancel()
+
+		if n := during(50 * time.Second); n < 83 {
+			t.Errorf("%d attempts in the first 50 s", n)
+		}
+		during(20 * time.Second)
+		if n := during(time.Minute); n < 12 || n > 24 {
+			t.Errorf("%d attempts in a minute of a long outage", n)
+		}
+		u.want()
+		if n := during(10 * time.Second); n < 16 {
+			t.Errorf("%d attempts in the 10 s after an Envoy has started", n)
+		}
+		during(time.Minute)
+		if n := during(time.Minute); n > 24 {
+			t.Errorf("%d attempts in a minute, when the outage is long again", n)
+		}
+	})
+}
