@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -26,4 +27,36 @@ func TestEnvoyIsStartedWithinTheLimitsOfItsControlGroup(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// Agent and Envoy share the limit: under load neither of them is what the other has no room for.
+func TestAgentAndEnvoyLiveInAHundredMebibytes(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.165.7.1")
+	s.env = append(s.env, `PROXY_CONFIG={discoveryAddress: "`+s.cp.address+`", terminationDrainDuration: 0.5s}`)
+	s.serveTraffic(t)
+	s.cp.start(t)
+	memory := smallGroup(t, "104857600")
+	s.within = []string{"sh", "-c", `echo $$ >"` + memory + `" && exec "$0" "$@"`}
+	r := s.start(t)
+	r.waitReady()
+	pid, load := r.envoy(), startTraffic(t, s.address)
+	for range 20 {
+		if code, body, err := r.http("GET", "15020/stats/prometheus"); code != 200 || !strings.Contains(body, "\nenvoy_") {
+			t.Errorf("a scrape: %d (%v)", code, err)
+		}
+	}
+	r.eventually("some load", func() error {
+		if load.asked.Load() < 500 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	load.lossless()
+	if now := r.envoy(); now != pid {
+		t.Errorf("Envoy %d was replaced by %d", pid, now)
+	}
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0)
+	r.nothingLeft()
 }

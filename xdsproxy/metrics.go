@@ -1,6 +1,8 @@
 package xdsproxy
 
 import (
+	"sync"
+
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -21,6 +23,10 @@ type metrics struct {
 	nacks           *prometheus.CounterVec
 	responseBytes   *prometheus.CounterVec
 	lastAccepted    *prometheus.GaugeVec
+	largest         prometheus.Gauge
+
+	mu      sync.Mutex
+	longest int // request so far
 }
 
 func newMetrics() *metrics {
@@ -46,6 +52,10 @@ func newMetrics() *metrics {
 		acks:            vector("pilotfish_xds_acks_total", "Responses that Envoy accepted, by type of resource."),
 		nacks:           vector("pilotfish_xds_nacks_total", "Responses that Envoy rejected, by type of resource."),
 		responseBytes:   vector("pilotfish_xds_response_bytes_total", "Bytes of responses, by type of resource."),
+		largest: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "istio_agent_pilot_xds_recv_max",
+			Help: "Bytes of the largest discovery request so far.",
+		}),
 		lastAccepted: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pilotfish_xds_last_accepted_timestamp_seconds",
 			Help: "When Envoy last accepted a response, in seconds since 1970, by type of resource.",
@@ -70,13 +80,23 @@ func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error
 		return err
 	}
 	for _, c := range []prometheus.Collector{
-		m.connectFailures, m.upstreamEnds, m.envoyEnds, m.requests, m.responses, m.acks, m.nacks, m.responseBytes, m.lastAccepted, connected,
+		m.connectFailures, m.upstreamEnds, m.envoyEnds, m.requests, m.responses, m.acks, m.nacks, m.responseBytes, m.lastAccepted, m.largest, connected,
 	} {
 		if err := registerer.Register(c); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// received measures a request.
+func (m *metrics) received(bytes int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if bytes > m.longest {
+		m.longest = bytes
+		m.largest.Set(float64(bytes))
+	}
 }
 
 // ended counts the end of a stream as Istio's agent does: by "error", or "cancel" when it was orderly.

@@ -104,6 +104,7 @@ func (s *session) read() {
 			s.book.envoyEnded(err)
 			return
 		}
+		s.book.metrics.received(f.data.Len())
 		select {
 		case s.requests <- f:
 		case <-s.ctx.Done():

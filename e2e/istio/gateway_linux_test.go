@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,6 +69,26 @@ func TestGatewayOfAnIstioMesh(t *testing.T) {
 	if file := fileWith(t, gateway.dir, key); file != "" {
 		t.Errorf("the key of the gateway's certificate is in %s", file)
 	}
+	waypointIsToldWhatEnvoyLacks(t, m)
+}
+
+// waypointIsToldWhatEnvoyLacks: istiod gives a waypoint its configuration, with a filter that the upstream release of Envoy
+// does not have and that no setting leaves out. What a person then reads names it.
+func waypointIsToldWhatEnvoyLacks(t *testing.T, m *mesh) {
+	t.Helper()
+	p := newGateway(t, m.plane, "waypoint", waypointAddress)
+	p.cmd = p.command(t, "proxy", "waypoint", "--domain", "books.svc.cluster.local")
+	p.output, p.ended = p.namespace.Start(t, p.cmd)
+	testenv.Eventually(t, "the waypoint's readiness names the filter", func() error {
+		body, err := m.node.get("http://" + waypointAddress + ":15020/healthz/ready")
+		if err == nil {
+			t.Fatal("the waypoint is ready: is there a filter of that name now?")
+		}
+		if text := string(body) + err.Error(); !strings.Contains(text, "io.istio.http.peer_metadata.Config") {
+			return errors.New(text)
+		}
+		return nil
+	})
 }
 
 // getAt asks for a URL at an address.

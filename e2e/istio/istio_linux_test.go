@@ -13,19 +13,20 @@ import (
 )
 
 const (
-	webAddress     = "10.157.0.11"
-	reviewsAddress = "10.157.0.12"
-	reviewsService = "10.96.0.10"
-	gatewayAddress = "10.157.0.13"
+	webAddress      = "10.157.0.11"
+	reviewsAddress  = "10.157.0.12"
+	reviewsService  = "10.96.0.10"
+	gatewayAddress  = "10.157.0.13"
+	waypointAddress = "10.157.0.14"
 )
 
 // cluster is what Kubernetes knows: two pods, and a service of one of them.
 func cluster() *kube {
 	return &kube{
-		tokens: map[string]string{tokenOf("web"): "books:web", tokenOf("reviews"): "books:reviews", tokenOf("gateway"): "books:gateway"},
+		tokens: map[string]string{tokenOf("web"): "books:web", tokenOf("reviews"): "books:reviews", tokenOf("gateway"): "books:gateway", tokenOf("waypoint"): "books:waypoint"},
 		lists: map[string][]object{
 			"namespaces": {{"metadata": object{"name": "books", "uid": "1"}}, {"metadata": object{"name": "istio-system", "uid": "2"}}},
-			"pods":       {podObject("web", webAddress), podObject("reviews", reviewsAddress), podObject("gateway", gatewayAddress)},
+			"pods":       {podObject("web", webAddress), podObject("reviews", reviewsAddress), podObject("gateway", gatewayAddress), podObject("waypoint", waypointAddress)},
 			"services": {{
 				"metadata": object{"name": "reviews", "namespace": "books", "uid": "3"},
 				"spec": object{"clusterIP": reviewsService, "selector": object{"app": "reviews"},
