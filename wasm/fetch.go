@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -45,6 +46,10 @@ func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetc
 	wait := m.config.Backoff
 	for attempt := 0; ; attempt++ {
 		f, err := m.attempt(ctx, module, known)
+		for isFull(err) && m.store.dropUnused(known) {
+			m.log.Info("a module was removed for another, since the disk is full", "url", module.shown())
+			f, err = m.attempt(ctx, module, known)
+		}
 		if err == nil || attempt >= m.config.Retries || !passing(err) {
 			return f, err
 		}
@@ -57,6 +62,8 @@ func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetc
 		wait = min(2*wait, 10*time.Second)
 	}
 }
+
+func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 func (m *Modules) attempt(ctx context.Context, module Module, known *entry) (*fetched, error) {
 	timeout := module.Timeout

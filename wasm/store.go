@@ -199,6 +199,24 @@ func (s *store) shrink(but string) {
 	}
 }
 
+// dropUnused drops the module that was used longest ago, of those that no resource uses and but for one, and says whether there was
+// any.
+func (s *store) dropUnused(but *entry) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open()
+	for _, e := range s.byAge() {
+		if s.inUse(e.path) {
+			break
+		}
+		if but == nil || e.path != but.path {
+			s.drop(e)
+			return true
+		}
+	}
+	return false
+}
+
 func (s *store) byAge() []*entry {
 	all := make([]*entry, 0, len(s.entries))
 	for _, e := range s.entries {
@@ -280,6 +298,7 @@ func (s *store) save() error {
 	}
 	file := filepath.Join(s.dir, indexName)
 	if err := os.WriteFile(file+".new", content, 0o600); err != nil {
+		_ = os.Remove(file + ".new")
 		return fmt.Errorf("keeping the index of modules: %w", err)
 	}
 	if err := os.Rename(file+".new", file); err != nil {

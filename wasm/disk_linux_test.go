@@ -1,0 +1,59 @@
+package wasm
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// sized is a module of so many bytes, whose content no file system can make smaller.
+func sized(n int) []byte {
+	b := append(bytes.Clone(tiny), make([]byte, n)...)
+	for i := len(tiny); i < len(b); i++ {
+		b[i] = byte(rand.Uint32())
+	}
+	return b
+}
+
+func TestAFullDiskCostsWhatNoFilterUses(t *testing.T) {
+	disk := t.TempDir()
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=256k"); err != nil {
+		t.Skipf("no file system of its own can be made here: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(disk, syscall.MNT_DETACH) })
+	o := serve(t, nil)
+	fetch := func(m *Modules, name, filter string, size int) (string, error) {
+		o.now(gives(sized(size)))
+		return m.File(context.Background(), Module{URL: o.URL + "/" + name, Resource: filter})
+	}
+	onDisk := func(c *Config) { c.Dir = disk; c.Retries = -1 }
+
+	if _, err := fetch(running(t, onDisk), "old", "a", 150<<10); err != nil {
+		t.Fatal(err)
+	}
+	m := running(t, onDisk) // a new process, whose filters do not use it
+	if _, err := fetch(m, "used", "b", 50<<10); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fetch(m, "new", "c", 150<<10); err != nil {
+		t.Fatalf("there would have been room: %v", err)
+	}
+	if _, err := fetch(m, "huge", "d", 150<<10); err == nil || !strings.Contains(err.Error(), "no space left") {
+		t.Errorf("a module for which there is no room: %v", err)
+	}
+	if _, err := fetch(m, "used", "b", 1); err != nil || o.asked.Load() != 5 {
+		t.Errorf("what is in use is kept: %v, after %d questions", err, o.asked.Load())
+	}
+	if left, _ := filepath.Glob(filepath.Join(disk, tempPrefix+"*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	modules, _ := filepath.Glob(filepath.Join(disk, "*", "*.wasm"))
+	if info, err := os.Stat(filepath.Join(disk, indexName)); err != nil || info.Size() == 0 || len(modules) != 2 {
+		t.Errorf("%v, %v", modules, err)
+	}
+}
