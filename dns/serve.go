@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -33,9 +32,10 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	buffer, room := make([]byte, largestUDP), make([]byte, 0, dns.MaxMsgSize)
+	packets := newPackets(conn)
 	setback := setback{log: s.config.Logger.With("protocol", "udp", "address", conn.LocalAddr())}
 	for {
-		n, from, err := conn.ReadFromUDPAddrPort(buffer)
+		n, from, err := packets.read(buffer)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -46,22 +46,22 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 			continue
 		}
 		setback.over()
-		if !s.guard.admits(from.Addr()) {
+		if !s.guard.admits(from.address.Addr()) {
 			s.metrics.dropped.WithLabelValues(dropStranger).Inc()
 			continue
 		}
 		s.conf.look(s.config.Now())
 		if out := s.quick(buffer[:n], room); out != nil {
 			s.metrics.requests.Inc()
-			send(conn, out, from)
+			packets.write(out, from)
 			continue
 		}
 		q, out := s.take(buffer[:n], false)
 		if q == nil || out != nil {
-			send(conn, out, from)
+			packets.write(out, from)
 			continue
 		}
-		s.later(ctx, conn, q, from, &waiting)
+		s.later(ctx, packets, q, from, &waiting)
 	}
 }
 
@@ -82,15 +82,15 @@ func (s *Server) take(wire []byte, tcp bool) (*query, []byte) {
 }
 
 // later forwards a question, unless too many are being forwarded.
-func (s *Server) later(ctx context.Context, conn *net.UDPConn, q *query, from netip.AddrPort, waiting *sync.WaitGroup) {
+func (s *Server) later(ctx context.Context, packets *packets, q *query, from peer, waiting *sync.WaitGroup) {
 	if !s.enter() {
-		send(conn, q.fail(rcodeBusy), from)
+		packets.write(q.fail(rcodeBusy), from)
 		return
 	}
 	q.spelling = append([]byte(nil), q.spelling...) // the buffer is used again
 	waiting.Go(func() {
 		defer s.leave()
-		send(conn, s.forwarded(ctx, q), from)
+		packets.write(s.forwarded(ctx, q), from)
 	})
 }
 
@@ -105,12 +105,6 @@ func (s *Server) enter() bool {
 }
 
 func (s *Server) leave() { <-s.slots }
-
-func send(conn *net.UDPConn, out []byte, to netip.AddrPort) {
-	if len(out) > 0 {
-		_, _ = conn.WriteToUDPAddrPort(out, to)
-	}
-}
 
 func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error {
 	var open sync.WaitGroup

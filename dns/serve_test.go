@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -405,5 +406,42 @@ func TestSocketsThatFailForAWhileEndNothing(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestAnswersComeFromTheAddressThatWasAsked(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("elsewhere loopback has one address")
+	}
+	for _, listen := range []string{"0.0.0.0:0", ":0"} {
+		s, err := New(Config{Listen: []string{listen}, ResolvConf: resolvConfOf(t, newResolver(t, records("x.example. 60 IN A 1.2.3.4")))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.SetNames(meshTable())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- s.Run(ctx) }()
+		port := s.Addresses()[0].Port()
+		reached := []string{"127.0.0.1", "127.163.30.1"}
+		if six, err := net.Listen("tcp", "[::1]:0"); err == nil {
+			_ = six.Close()
+			reached = append(reached, "::1")
+		}
+		for _, at := range reached {
+			for _, name := range []string{"web.shop.svc.cluster.local.", "x.example."} {
+				m := new(dns.Msg)
+				m.SetQuestion(name, dns.TypeA)
+				client := dns.Client{Timeout: 5 * time.Second}
+				answer, _, err := client.Exchange(m, netip.AddrPortFrom(netip.MustParseAddr(at), port).String())
+				if err != nil || len(answer.Answer) == 0 {
+					t.Errorf("%s asked at %s: %v, %v", listen, at, answer, err)
+				}
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	}
 }
