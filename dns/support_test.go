@@ -34,6 +34,8 @@ type resolver struct {
 	byTCP   atomic.Int64
 	mu      sync.Mutex
 	behave  func(w dns.ResponseWriter, r *dns.Msg)
+	// closeTCP leaves it with UDP alone.
+	closeTCP func()
 }
 
 func newResolver(t testing.TB, behave func(dns.ResponseWriter, *dns.Msg)) *resolver {
@@ -42,7 +44,7 @@ func newResolver(t testing.TB, behave func(dns.ResponseWriter, *dns.Msg)) *resol
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &resolver{address: s.address().String(), behave: behave}
+	r := &resolver{address: s.address().String(), behave: behave, closeTCP: func() { _ = s.tcp.Close() }}
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, m *dns.Msg) {
 		r.asked.Add(1)
 		if w.LocalAddr().Network() == "tcp" {

@@ -78,10 +78,33 @@ func (u *upstream) askOnce(ctx context.Context, q question, edns bool) (*dns.Msg
 		return u.exchange(ctx, "tcp", q, edns)
 	}
 	m, err := u.exchange(ctx, "udp", q, edns)
-	if errors.Is(err, errTruncated) || errors.Is(err, errCase) || errors.Is(err, errForeign) {
+	switch {
+	case errors.Is(err, errCase):
+		return u.doubted(ctx, q, edns)
+	case errors.Is(err, errTruncated), errors.Is(err, errForeign):
 		return u.exchange(ctx, "tcp", q, edns)
 	}
 	return m, err
+}
+
+// doubted asks again after an answer that did not keep the case of letters. That is a forged one, or of a resolver that
+// keeps it never; if it cannot be asked by TCP either, a second answer to a question with another id and port will do:
+// whoever forged the first would have to guess all that again.
+func (u *upstream) doubted(ctx context.Context, q question, edns bool) (*dns.Msg, error) {
+	within, cancel := ctx, context.CancelFunc(func() {})
+	if deadline, ok := ctx.Deadline(); ok {
+		within, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+	}
+	defer cancel()
+	m, err := u.exchange(within, "tcp", q, edns)
+	if err == nil || ctx.Err() != nil {
+		return m, err
+	}
+	m, again := u.exchange(ctx, "udp", q, edns)
+	if again == nil || errors.Is(again, errCase) && !m.Truncated {
+		return m, nil
+	}
+	return nil, fmt.Errorf("%w, and not by TCP: %w", errCase, err)
 }
 
 // exchange uses a socket of its own, whose port the kernel draws: who would forge an answer has to guess it, the id and
