@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -98,6 +99,26 @@ func TestHalfAFileChangesNothing(t *testing.T) {
 }
 
 // Any link on the way to a file may be the one that is changed.
+func TestKeyBesideACertificateIsNotServedAsOne(t *testing.T) {
+	dir := t.TempDir()
+	root := testpki.New(t, "root")
+	cert, key := root.Workload(t, identity)
+	write(t, dir+"/both.pem", slices.Concat(cert, key))
+	write(t, dir+"/roots.pem", slices.Concat(key, root.PEM()))
+	stream := sotwStream(t, startServer(t, Config{Source: newFixed(Material{})}))
+	stream.ask("", "file-cert:"+dir+"/both.pem~"+dir+"/both.pem", "file-root:"+dir+"/roots.pem")
+	for seen := 0; seen < 2; {
+		for _, resource := range stream.next().Resources {
+			seen++
+			s := decode(t, resource)
+			chain, roots := s.GetTlsCertificate().GetCertificateChain().GetInlineBytes(), s.GetValidationContext().GetTrustedCa().GetInlineBytes()
+			if !bytes.Equal(chain, cert) && !bytes.Equal(roots, root.PEM()) {
+				t.Errorf("%s has\n%s%s", s.Name, chain, roots)
+			}
+		}
+	}
+}
+
 func TestLinksOnTheWayAreFollowed(t *testing.T) {
 	base := t.TempDir()
 	cas := map[string]*testpki.Authority{}

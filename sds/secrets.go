@@ -1,8 +1,10 @@
 package sds
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"strings"
@@ -156,7 +158,23 @@ func readRoots(path string) ([]byte, error) {
 	if _, err := parseCertificates(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return text, nil
+	return withoutKeys(text), nil
+}
+
+// withoutKeys leaves private keys out of a PEM text, which some keep in one file with the certificates: Envoy shows
+// certificates to whoever asks its admin interface.
+func withoutKeys(text []byte) []byte {
+	const keyType = "PRIVATE KEY"
+	if !bytes.Contains(text, []byte(keyType)) {
+		return text
+	}
+	var kept []byte
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if !strings.HasSuffix(block.Type, keyType) {
+			kept = append(kept, pem.EncodeToMemory(block)...)
+		}
+	}
+	return kept
 }
 
 // readPair reads a certificate and its key. While files are being replaced one by one they may not belong together:
@@ -174,5 +192,5 @@ func readPair(cert, key string) (Material, error) {
 	if err != nil {
 		return Material{}, fmt.Errorf("%s and %s: %w", cert, key, err)
 	}
-	return Material{Chain: chain, Key: keyText, Leaf: leaf}, nil
+	return Material{Chain: withoutKeys(chain), Key: keyText, Leaf: leaf}, nil
 }
