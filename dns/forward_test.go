@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -315,6 +316,17 @@ func TestResolvConfIsReadAgainWhenItChanges(t *testing.T) {
 	}
 	if reason := s.Condition().Reason; !strings.Contains(reason, "resolv.conf") {
 		t.Errorf("health: %q", reason)
+	}
+}
+
+func TestPipeInPlaceOfResolvConfIsNotWaitedFor(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, Config{ResolvConf: pipe}, meshTable())
+	if c := s.Condition(); !c.OK || !strings.Contains(c.Reason, "no plain file") {
+		t.Errorf("%+v", c)
 	}
 }
 

@@ -35,6 +35,8 @@ type keptTable struct {
 
 const (
 	keptMagic = "pilotfish-names 1 "
+	// keepPause is how long a table is left alone once it is written: a busy mesh sends many a second.
+	keepPause = time.Second
 	// mostKeptHead bounds what is before the table in the file.
 	mostKeptHead = 8 << 10
 )
@@ -64,12 +66,19 @@ func (k *keeper) offer(wire []byte, received time.Time) {
 	}
 }
 
-// run writes what is offered, the last of it also when the context has ended.
+// run writes what is offered, with a pause after each, and the last of it also when the context has ended.
 func (k *keeper) run(ctx context.Context) {
+	rest := time.NewTimer(0)
+	defer rest.Stop()
 	for {
+		select {
+		case <-rest.C:
+		case <-ctx.Done():
+		}
 		select {
 		case t := <-k.pending:
 			k.write(t)
+			rest.Reset(keepPause)
 		case <-ctx.Done():
 			select {
 			case t := <-k.pending:

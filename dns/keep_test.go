@@ -11,8 +11,10 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -148,6 +150,23 @@ func TestNamesThatCannotBeKeptAreServedAndTold(t *testing.T) {
 	}
 	if _, err := os.Stat(full + ".new"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("something is left behind")
+	}
+}
+
+func TestManyTablesASecondAreNotAllWritten(t *testing.T) {
+	config, _ := keeping(t, filepath.Join(os.DevNull, "names")) // where each attempt fails, and so is counted
+	s := start(t, config, nil)
+	wire := encodeTable(meshTable())
+	began := time.Now()
+	for range 100 {
+		if err := s.Take(wire); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Millisecond) // the table is written meanwhile, if it is to be
+	}
+	most := 2 + float64(time.Since(began)/keepPause)
+	if tried := testutil.ToFloat64(s.metrics.keepFailures); tried == 0 || tried > most {
+		t.Errorf("%v of 100 were written", tried)
 	}
 }
 

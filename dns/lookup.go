@@ -33,8 +33,8 @@ type Step struct {
 // ends with a dot is asked as it stands. The type is one such as A or AAAA.
 func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, error) {
 	qtype, ok := dns.StringToType[strings.ToUpper(rrtype)]
-	if !ok {
-		return Explanation{}, fmt.Errorf("%q is no type of DNS record; try A, AAAA, PTR or SRV", rrtype)
+	if !ok || qtype == dns.TypeAXFR || qtype == dns.TypeIXFR {
+		return Explanation{}, fmt.Errorf("%q is no type of DNS record that can be asked for; try A, AAAA, PTR or SRV", rrtype)
 	}
 	if _, ok := canonical(name); !ok {
 		return Explanation{}, fmt.Errorf("%q is no DNS name", name)

@@ -3,6 +3,7 @@ package dns
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -141,11 +143,14 @@ func (f *confFile) problem() error {
 }
 
 func readResolvConf(path string) (resolvConf, error) {
-	file, err := os.Open(path)
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe in its place would be waited for
 	if err != nil {
 		return resolvConf{}, fmt.Errorf("reading the list of resolvers: %w", err)
 	}
 	defer func() { _ = file.Close() }()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return resolvConf{}, fmt.Errorf("reading the list of resolvers: %w", errors.Join(err, fmt.Errorf("%s is no plain file", path)))
+	}
 	text, err := io.ReadAll(io.LimitReader(file, mostResolvConfBytes))
 	if err != nil {
 		return resolvConf{}, fmt.Errorf("reading the list of resolvers: %w", err)

@@ -170,6 +170,14 @@ func TestLocalhostMeansBothFamiliesAndATakenPortIsTold(t *testing.T) {
 	if s.Addresses()[0].Addr() != netip.MustParseAddr("127.0.0.1") {
 		t.Error(s.Addresses())
 	}
+	if six, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		defer func() { _ = six.Close() }()
+		taken := fmt.Sprintf("localhost:%d", six.Addr().(*net.TCPAddr).Port)
+		if s, err := New(Config{Listen: []string{taken}, ResolvConf: config.ResolvConf}); err == nil {
+			s.Close()
+			t.Error("half of localhost is somebody else's, and it is passed over")
+		}
+	}
 	config.Listen = []string{s.Addresses()[0].String()}
 	if _, err := New(config); err == nil || !strings.Contains(err.Error(), config.Listen[0]) {
 		t.Error(err)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
@@ -317,8 +318,13 @@ func listen(address string) ([]socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	if other, err := listenAt(net.JoinHostPort("::1", port)); err == nil {
+	other, err := listenAt(net.JoinHostPort("::1", port))
+	switch {
+	case err == nil:
 		return []socket{one, other}, nil
+	case errors.Is(err, syscall.EADDRINUSE): // half of the questions would go to whoever has it
+		closeAll([]socket{one})
+		return nil, err
 	}
 	return []socket{one}, nil
 }
