@@ -69,7 +69,7 @@ func (l *ledger) condition(process int32, lossLimit time.Duration) health.Condit
 	var reasons []string
 	if !l.isConnected {
 		reasons = append(reasons, fmt.Sprintf("not connected to the control plane %s: %s; last good configuration %s old",
-			l.upstream, l.reason, l.now().Sub(l.current).Round(time.Second)))
+			l.upstream, l.reason, max(0, l.now().Sub(l.current)).Round(time.Second)))
 		c.OK = lossLimit <= 0 || l.now().Sub(l.since) < lossLimit
 		c.Since, c.Remedy = l.since, reachRemedy
 	}

@@ -82,3 +82,25 @@ func TestControlPlaneThatTakesStreamsAndSaysNothingIsLeftForAnother(t *testing.T
 		stop()
 	}
 }
+
+// TestDiskThatHangsDoesNotKeepEnvoyFromTheControlPlane: nothing is ever read.
+func TestDiskThatHangsDoesNotKeepEnvoyFromTheControlPlane(t *testing.T) {
+	address := freeAddress(t)
+	relay, _ := run(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true},
+		LastGood: LastGood{Dirs: []string{t.TempDir()}, Wait: time.Millisecond, patience: 50 * time.Millisecond}})
+	conn := dialRelay(t, relay)
+	hangs, hung := make(chan struct{}), make(chan struct{})
+	relay.mu.Lock()
+	relay.keeper.put(func() { close(hung); <-hangs })
+	relay.mu.Unlock()
+	defer close(hangs)
+	<-hung
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoy := &envoyLike{t: t, stream: stream, holds: make(map[string]string), node: testNode}
+	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType})
+	newKeepingControlPlane().upstream().listen(t, address, nil)
+	envoy.take(clusterType, "")
+}

@@ -2,6 +2,7 @@ package xdsproxy
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -110,6 +111,41 @@ func (k *keeper) put(do func()) bool {
 		k.log.Warn("the disk is too slow to keep the last good configuration; Envoy gets its configuration as before")
 	}
 	return false
+}
+
+var errSlowDisk = errors.New("the disk does not answer")
+
+// load reads what is kept, after all that an Envoy before this one accepted. It does not wait for a disk that has come to a
+// stand: a control plane may be back before.
+func (k *keeper) load(ctx context.Context, id lastgood.Identity, patience time.Duration) (snapshot *lastgood.Snapshot, err error) {
+	var over atomic.Bool // set by whoever is first: the writer that has read, or who waits no longer
+	read := make(chan struct{})
+	ok := k.put(func() {
+		s, failed := k.store.Load(id)
+		switch {
+		case over.CompareAndSwap(false, true):
+			snapshot, err = s, failed
+			close(read)
+		case s != nil:
+			_ = s.Close()
+		}
+	})
+	if !ok {
+		return nil, errSlowDisk
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-read:
+		return snapshot, err
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	if over.CompareAndSwap(false, true) {
+		return nil, errSlowDisk
+	}
+	<-read
+	return snapshot, err
 }
 
 // identify is who a node is; ok is false for a client whose configuration is not kept.

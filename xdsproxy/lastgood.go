@@ -24,13 +24,14 @@ type LastGood struct {
 	// a connection; zero is 3 s.
 	Wait, Silence time.Duration
 
-	retry time.Duration
+	retry, patience time.Duration
 }
 
 func (c *LastGood) setDefaults() {
 	orDefault(&c.Wait, 500*time.Millisecond)
 	orDefault(&c.Silence, 3*time.Second)
 	c.retry = cmp.Or(c.retry, retryKeeping)
+	c.patience = cmp.Or(c.patience, keepPatience)
 }
 
 // LastGoodStatus is what is known of the last good configuration.
@@ -122,7 +123,7 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 			Help: "How long ago Envoy's configuration was last known to be the control plane's: 0 while it is connected.",
 		}, func() float64 {
 			if since := r.lastGoodStatus().UpToDate; !since.IsZero() {
-				return r.config.Now().Sub(since).Seconds()
+				return max(0, r.config.Now().Sub(since).Seconds()) // the clock may have been set back
 			}
 			return 0
 		}),

@@ -60,15 +60,7 @@ func (s *session) wantsLastGood() bool {
 
 // loadLastGood reads what is kept, if it is of any use.
 func (r *Relay) loadLastGood(ctx context.Context, id lastgood.Identity) *lastgood.Snapshot {
-	written := make(chan struct{})
-	if r.keeper.put(func() { close(written) }) { // after all that an Envoy before this one accepted
-		select {
-		case <-written:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-	snapshot, err := r.keeper.store.Load(id)
+	snapshot, err := r.keeper.load(ctx, id, r.config.LastGood.patience)
 	if err != nil {
 		r.log.Warn("the last good configuration is of no use; Envoy waits for a control plane",
 			"file", r.keeper.store.Status().File, "error", err)

@@ -2,6 +2,8 @@ package lastgood
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -49,4 +51,34 @@ func TestWhatBeganAnewCountsOnceItIsMarked(t *testing.T) {
 	expectKept(t, s, "c=1:C d=1:D")
 	s.Close()
 	expectKept(t, open(t, dir, 0), "c=1:C d=1:D")
+}
+
+func TestDirectoryThatOthersUseIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "theirs"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(Config{Dir: dir})
+	if err == nil {
+		s.Close()
+		t.Error("the directory was taken")
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("its mode is %v, %v", info.Mode(), err)
+	}
+}
+
+func TestStatusDoesNotWaitForTheDisk(t *testing.T) {
+	s := open(t, t.TempDir(), 0)
+	s.Begin(me, true)
+	accept(s, 1, clusters, "a", "1", "A")
+	s.Mark()
+	s.mu.Lock() // as while something is written
+	defer s.mu.Unlock()
+	if st := s.Status(); st.Marked.IsZero() || st.Bytes == 0 {
+		t.Errorf("status: %+v", st)
+	}
 }

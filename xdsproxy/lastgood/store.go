@@ -11,7 +11,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -39,6 +41,7 @@ type Store struct {
 	identity Identity
 	open     map[uint64]struct{} // stages without an answer
 	status   Status
+	told     atomic.Pointer[Status]
 }
 
 // Status is what is known of a store.
@@ -67,10 +70,7 @@ func Open(c Config) (*Store, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(c.Dir, 0o700); err != nil {
+	if err := prepare(c.Dir); err != nil {
 		return nil, err
 	}
 	lock, err := os.Open(c.Dir)
@@ -87,7 +87,25 @@ func Open(c Config) (*Store, error) {
 	if info, err := os.Stat(path); err == nil {
 		s.status.Bytes = info.Size()
 	}
+	s.tell()
 	return s, nil
+}
+
+// prepare makes the directory, or takes one that nobody else uses: its mode is going to change.
+func prepare(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if name := e.Name(); name != fileName && name != newName && name != "lost+found" {
+			return fmt.Errorf("%s has something else in it, %s: name a directory for the last good configuration alone", dir, name)
+		}
+	}
+	return os.Chmod(dir, 0o700)
 }
 
 // Close ends the use of the directory.
@@ -136,7 +154,7 @@ func (s *Store) load(id Identity) (*Snapshot, error) {
 // first mark; otherwise it adds to what is kept.
 func (s *Store) Begin(id Identity, anew bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.closeFile()
 	s.identity, s.open = id, make(map[uint64]struct{})
 	s.status.Reason = ""
@@ -235,7 +253,7 @@ func (s *Store) use(f *os.File, size, marked int64) {
 // Resource writes a resource that Envoy is sent in a response.
 func (s *Store) Resource(stage uint64, typeURL, name, version string, content []byte) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.stage(stage)
 	if why := secretIn(typeURL, content); why != "" {
 		s.withhold(stage, typeURL, name, why)
@@ -273,7 +291,7 @@ func (s *Store) stage(stage uint64) {
 // Removed writes that a response takes a resource away.
 func (s *Store) Removed(stage uint64, typeURL, name string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.stage(stage)
 	s.write(kindRemoved, fields(stage, typeURL, name), nil)
 }
@@ -281,7 +299,7 @@ func (s *Store) Removed(stage uint64, typeURL, name string) {
 // Response ends what is written of a response. Whole says that there are no other resources of its type.
 func (s *Store) Response(stage uint64, typeURL, version string, whole bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.stage(stage)
 	b := fields(stage, typeURL, version)
 	if whole {
@@ -295,7 +313,7 @@ func (s *Store) Response(stage uint64, typeURL, version string, whole bool) {
 // Accepted lets a response count, but for the resources of these names.
 func (s *Store) Accepted(stage uint64, except ...string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	if _, ok := s.open[stage]; ok {
 		delete(s.open, stage)
 		s.write(kindAccepted, fields(stage, except...), nil)
@@ -305,21 +323,21 @@ func (s *Store) Accepted(stage uint64, except ...string) {
 // Rejected forgets a response.
 func (s *Store) Rejected(stage uint64) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	delete(s.open, stage)
 }
 
 // Dropped forgets a resource that is not asked for any more.
 func (s *Store) Dropped(typeURL, name string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.write(kindDropped, fields(0, typeURL, name), nil)
 }
 
 // Mark says that what counts fits together.
 func (s *Store) Mark() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	now := s.config.Now()
 	s.write(kindMark, fields(uint64(now.UnixMilli())), nil)
 	s.flush()
@@ -340,7 +358,7 @@ func (s *Store) Mark() {
 // Seen says that what counts was up to date until now.
 func (s *Store) Seen() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.write(kindSeen, fields(uint64(s.config.Now().UnixMilli())), nil)
 	s.flush()
 }
@@ -348,20 +366,26 @@ func (s *Store) Seen() {
 // Flush writes what waits to be written.
 func (s *Store) Flush() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.flush()
 }
 
-// Status reports.
-func (s *Store) Status() Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// Status reports. It does not wait for a disk that has come to a stand.
+func (s *Store) Status() Status { return *s.told.Load() }
+
+// unlock tells the status to those who ask, and ends a method.
+func (s *Store) unlock() {
+	s.tell()
+	s.mu.Unlock()
+}
+
+func (s *Store) tell() {
 	st := s.status
-	st.Withheld = append([]string(nil), st.Withheld...)
+	st.Withheld = slices.Clone(st.Withheld)
 	if s.file != nil {
 		st.Bytes = s.size
 	}
-	return st
+	s.told.Store(&st)
 }
 
 func (s *Store) write(k kind, fields, content []byte) {
