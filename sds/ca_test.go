@@ -366,6 +366,22 @@ func TestIntermediatesAreServedBehindTheCertificate(t *testing.T) {
 	}
 }
 
+// Authorities date certificates back for machines whose clocks are slow; that is no part of the life that is had.
+func TestLifeBeginsWithTheCertificate(t *testing.T) {
+	ca := newAuthority(t)
+	ca.set(func(csr *x509.CertificateRequest) ([]string, error) {
+		edit := func(c *x509.Certificate) { c.NotBefore = time.Now().Add(-2 * ca.life) }
+		return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
+	})
+	address, _ := ca.listen(t, "127.0.0.1:0", nil)
+	source := newSource(t, caConfig(address))
+	run(t, source)
+	nextSerial(t, source, "")
+	if next := time.Until(source.NextRotation()); next < 25*time.Minute || next > 35*time.Minute {
+		t.Errorf("of an hour's certificate the next rotation is in %v", next)
+	}
+}
+
 // A certificate is of no use without the one that signed it: the end is that of whichever ends first.
 func TestCertificateIsRotatedBeforeItsIntermediateExpires(t *testing.T) {
 	ca := newAuthority(t)

@@ -59,5 +59,6 @@ func (c *CASource) readSaved() (signed, PrivateKey, error) {
 		return signed{}, nil, err
 	}
 	answer, err := c.checkOwn(own, roots)
+	answer.since = m.Leaf.NotBefore
 	return answer, m.Key, err
 }

@@ -23,11 +23,12 @@ type signed struct {
 	leaf  *x509.Certificate
 	chain []byte // leaf and intermediates
 	roots []*x509.Certificate
+	since time.Time // when it came, or from when on it is valid; authorities date certificates back
 	end   time.Time // when the first certificate of the chain ends, which may be an authority's
 }
 
-// life is how long the certificate is valid with its chain.
-func (s signed) life() time.Duration { return s.end.Sub(s.leaf.NotBefore) }
+// life is how long the certificate can be used with its chain.
+func (s signed) life() time.Duration { return s.end.Sub(s.since) }
 
 // sign makes a key, unless one is left from a failed attempt, asks the authority, and checks its answer.
 func (c *CASource) sign(ctx context.Context) (signed, *keyPair, error) {
@@ -158,7 +159,7 @@ func (c *CASource) checkIdentity(leaf *x509.Certificate) error {
 
 // checkChain holds the chain against the authority's roots and those of the trust file.
 func (c *CASource) checkChain(own, roots []*x509.Certificate, now time.Time) (signed, error) {
-	answer := signed{leaf: own[0], roots: roots, chain: encodeCertificates(own)}
+	answer := signed{leaf: own[0], roots: roots, chain: encodeCertificates(own), since: later(now, own[0].NotBefore)}
 	options := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
 		CurrentTime: later(now, answer.leaf.NotBefore), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
