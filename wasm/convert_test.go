@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"strings"
@@ -22,6 +23,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // plugin runs the module at a URL, with what the control plane says of it in its environment.
@@ -237,8 +240,14 @@ func TestWaitingForAModuleEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- again[0](ctx) }()
+	testenv.Eventually(t, "the filter is told of", func() error {
+		if n := testutil.ToFloat64(m.metrics.waiting); n != 1 {
+			return fmt.Errorf("%v wait", n)
+		}
+		return nil
+	})
 	cancel()
-	if err := <-ended; err == nil {
-		t.Error("it was had")
+	if err := <-ended; err == nil || testutil.ToFloat64(m.metrics.waiting) != 0 {
+		t.Errorf("%v: the wait did not end", err)
 	}
 }

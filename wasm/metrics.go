@@ -25,6 +25,7 @@ type metrics struct {
 	fetches     *prometheus.CounterVec
 	conversions *prometheus.CounterVec
 	duration    prometheus.Histogram
+	waiting     prometheus.Gauge
 }
 
 func newMetrics() *metrics {
@@ -35,6 +36,9 @@ func newMetrics() *metrics {
 		lookups:     vector("istio_agent_wasm_cache_lookup_count", "Wasm modules looked for among those that are kept, by whether it was there.", "hit"),
 		fetches:     vector("istio_agent_wasm_remote_fetch_count", "Fetches of Wasm modules, by result.", "result"),
 		conversions: vector("istio_agent_wasm_config_conversion_count", "Filters whose Wasm module was to be made a local file, by result.", "result"),
+		waiting: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "pilotfish_wasm_stand_ins", Help: "Filters that Envoy has a stand-in for, until their Wasm module can be had.",
+		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "istio_agent_wasm_config_conversion_duration",
 			Help:    "Milliseconds that making modules local files took, by response.",
@@ -53,7 +57,7 @@ func (m *metrics) register(registerer prometheus.Registerer, s *store) error {
 	size := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilotfish_wasm_cache_bytes", Help: "Size of the Wasm modules that are kept.",
 	}, func() float64 { _, bytes := s.count(); return float64(bytes) })
-	for _, c := range []prometheus.Collector{m.lookups, m.fetches, m.conversions, m.duration, entries, size} {
+	for _, c := range []prometheus.Collector{m.lookups, m.fetches, m.conversions, m.duration, m.waiting, entries, size} {
 		if err := registerer.Register(c); err != nil {
 			return err
 		}

@@ -38,14 +38,14 @@ func (m Module) place() string {
 	return m.URL + "\n" + hexSum(string(m.Secret))
 }
 
-// shown is the URL without a password.
+// shown is the URL without what may be secret: who asks, and how.
 func (m Module) shown() string {
 	u, err := url.Parse(m.URL)
 	if err != nil {
 		return "(unreadable)"
 	}
-	u.RawQuery = ""
-	return u.Redacted()
+	u.RawQuery, u.User = "", nil
+	return u.String()
 }
 
 // Modules fetches modules and keeps them. Its methods are safe for concurrent use.
@@ -154,6 +154,8 @@ const mostWait = 20
 
 // await waits until a module that could not be had can be. It asks for it now and then, ever less often.
 func (m *Modules) await(ctx context.Context, module Module) error {
+	m.metrics.waiting.Inc()
+	defer m.metrics.waiting.Dec()
 	wait := m.config.Again
 	for {
 		select {

@@ -311,3 +311,15 @@ func TestPasswordsInURLsAreNotTold(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+func TestWhatIsSaidOfAModuleHasNoSecret(t *testing.T) {
+	for _, url := range []string{"https://tok%65n@example.com/m.wasm?sig=token", "oci://me:token@example.com/m", "https://token@[::1/"} {
+		if text := (Module{URL: url}).shown(); strings.Contains(text, "token") || strings.Contains(text, "tok%65n") {
+			t.Errorf("%s is shown as %s", url, text)
+		}
+	}
+	_, err := running(t, func(c *Config) { c.Retries = -1 }).File(context.Background(), Module{URL: "http://token:token@127.164.9.9:1/m?token=token"})
+	if err == nil || strings.Contains(err.Error(), "token") {
+		t.Errorf("the error: %v", err)
+	}
+}

@@ -63,6 +63,15 @@ func (b *better) rewrite(_ context.Context, in []Resource) ([]Resource, error) {
 	return in, nil
 }
 
+func (b *better) waitEnded(t *testing.T) {
+	t.Helper()
+	select {
+	case <-b.ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("a version that is no longer wanted is still waited for")
+	}
+}
+
 func (b *better) come() {
 	b.there.Store(true)
 	close(b.open)
@@ -193,10 +202,10 @@ func TestWhatTheControlPlaneSendsAnewIsNotOvertaken(t *testing.T) {
 	gets(t, s, "late@1 stand-in")
 	cp.give(t, "late", "2", "n2")
 	gets(t, s, "late@2 stand-in")
-	<-b.ended // the wait for version 1
+	b.waitEnded(t) // the wait for version 1
 	cp.delta <- &discoveryv3.DeltaDiscoveryResponse{TypeUrl: extensionURL, Nonce: "n3", RemovedResources: []string{"late"}}
 	gets(t, s, "")
-	<-b.ended
+	b.waitEnded(t)
 	b.come()
 	cp.give(t, "good", "4", "n4")
 	gets(t, s, "good@4 real")

@@ -29,7 +29,7 @@ var secretNames = regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]
 // secretTexts are secrets by their own looks, wherever they stand: keys as a whole, and signed URLs.
 var secretTexts = regexp.MustCompile(`(?is)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
 	`|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*` +
-	`|[a-z][a-z0-9+.-]*://[^/@\s:]+:[^/@\s]+@` +
+	`|[a-z][a-z0-9+.-]*://[^/@\s?#"]+@` +
 	`|[?&](x-(amz|goog)-(signature|security-token)|sig|signature|[a-z_-]*token|api[_-]?key|password|secret)=[^&\s"'<>]+`)
 
 // places are texts within a secret that say where it is, not what it is.

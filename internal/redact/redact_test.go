@@ -37,6 +37,7 @@ func TestSecretsAreLeftOut(t *testing.T) {
 		{`{"configuration": {"value": "{\"rules\": [{\"credentials\": [\"a:b\"]}], \"n\": 1e3}"}}`, `{"configuration":{"value":"{\"rules\":[{\"credentials\":[\"[redacted]\"]}],\"n\":1e3}"}}`},
 		{`{"value": "{ \"team\": \"books\" }"}`, `{"value":"{ \"team\": \"books\" }"}`},
 		{`{"uri": "https://b.s3.example/m.wasm?X-Amz-Date=1&X-Amz-Signature=abcd"}`, `{"uri":"[redacted]"}`},
+		{`{"uri": "https://ghp_abc@example.com/m.wasm", "mail": "https://example.com/@me"}`, `{"uri":"[redacted]","mail":"https://example.com/@me"}`},
 		{`"plain"`, `"plain"`},
 	} {
 		if got := redactedText(t, c.in); got != c.want {
