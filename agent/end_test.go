@@ -324,7 +324,7 @@ func TestProxyThatHasServedNobodyIsNotWaitedFor(t *testing.T) {
 
 func TestFrozenEnvoyIsKilledAtTheDeadline(t *testing.T) {
 	t.Parallel()
-	s := newSlowSetup(t, "127.102.9.1", "TERMINATION_GRACE_PERIOD=4")
+	s := newSlowSetup(t, "127.102.9.1", "TERMINATION_GRACE_PERIOD=8")
 	s.env = append(s.env, s.drainFor("0.5s"))
 	r := s.start(t)
 	r.waitReady()

@@ -24,6 +24,8 @@ const (
 func (t *takeover) retire(young, old *instance) (why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), t.keep())
 	defer cancel()
+	ctx, cancelEnd := t.untilTheEnd(ctx)
+	defer cancelEnd()
 	old.enter(Draining)
 	if t.way == handOver {
 		t.drainOld(ctx, young, old)
@@ -66,6 +68,22 @@ func (t *takeover) tellOld(ctx context.Context, old *instance, d envoy.Drain) {
 	}
 }
 
+// untilTheEnd ends when an agent that is told to end has to stop its Envoys: one deadline is for all that is left to do.
+func (t *takeover) untilTheEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	end := t.Config.Shutdown
+	go func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.upgrades.life.Done():
+		}
+		sleep(ctx, end.Deadline-end.Stop)
+		cancel()
+	}()
+	return ctx, cancel
+}
+
 // awaitLeaving waits until the old Envoy has nothing left to do, or is out of time.
 func (t *takeover) awaitLeaving(ctx context.Context, young, old *instance) string {
 	idle, stopCounting := t.watchIdle(ctx, young, old)
@@ -76,7 +94,9 @@ func (t *takeover) awaitLeaving(ctx context.Context, young, old *instance) strin
 	case <-idle:
 		return "no connection was left"
 	case <-ctx.Done():
-		return "its time was over"
+		if t.upgrades.life.Err() == nil {
+			return "its time was over"
+		}
 	case <-t.upgrades.life.Done():
 	}
 	return t.lastLeave(ctx, old, idle)
@@ -87,9 +107,6 @@ func (t *takeover) lastLeave(ctx context.Context, old *instance, idle <-chan str
 	if t.orders.endAtOnce.given() {
 		return "the agent is ending, and was told to drain before"
 	}
-	end := t.Config.Shutdown
-	ctx, cancel := context.WithTimeout(ctx, end.Deadline-end.Stop)
-	defer cancel()
 	enough, stopAsking := t.watchEnough(ctx, old)
 	defer stopAsking()
 	select {

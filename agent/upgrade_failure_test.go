@@ -306,6 +306,37 @@ func TestIdleConnectionOfTheOldEnvoyHasItsTimeAndNoMore(t *testing.T) {
 	}
 }
 
+func TestFrozenOldEnvoyDoesNotOutlastTheDeadline(t *testing.T) {
+	for address, way := range map[string]string{"127.165.22.1": hotRestart, "127.165.22.2": handOver} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			s := newSlowSetup(t, address, "TERMINATION_GRACE_PERIOD=6")
+			s.env = append(s.env, s.drainFor("0.5s"))
+			s.args = append(s.args, "--restart")
+			r := s.start(t)
+			r.waitReady()
+			old, late := r.envoy(), r.getLate(patience)
+			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.MidEnvoyVersion), "--way", way, "--keep", "10m"); u.exit() != 0 {
+				t.Fatalf("upgrade: %s", u.out)
+			}
+			if err := syscall.Kill(old, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			r.signal(syscall.SIGTERM)
+			r.exit()
+			if took := time.Since(began); took > 9400*time.Millisecond { // the questions that it leaves open take 5 s
+				t.Errorf("the end took %v, and the deadline is after 5.4s", took)
+			}
+			if got := <-late; got.err == nil {
+				t.Errorf("a request that a frozen Envoy had: %+v", got)
+			}
+			r.nothingLeft()
+			r.noSharedMemory()
+		})
+	}
+}
+
 func TestKilledAgentLeavesNoSharedMemoryToItsSuccessor(t *testing.T) {
 	t.Parallel()
 	r := upgradable(t, "127.88.35.1", testenv.EnvoyVersion, "--restart")
