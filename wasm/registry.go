@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -46,7 +48,7 @@ func (m *Modules) fromRegistry(ctx context.Context, reference string, module Mod
 	descriptor, err := remote.Get(ref,
 		remote.WithContext(ctx),
 		remote.WithAuth(auth),
-		remote.WithTransport(m.config.transport(true)),
+		remote.WithTransport(smallAnswers{m.config.transport(true)}),
 		remote.WithRetryBackoff(remote.Backoff{Steps: 1}), // retries are fetch's
 		remote.WithRetryStatusCodes(),
 	)
@@ -76,6 +78,32 @@ func (m *Modules) fromRegistry(ctx context.Context, reference string, module Mod
 		f.digest = module.SHA256 // the digest of an index, perhaps, under which it will be asked for again
 	}
 	return f, nil
+}
+
+// largestAnswer bounds what a registry says of an image, as other registries and clients do: it is held in memory.
+const largestAnswer = 4 << 20
+
+// smallAnswers bounds the answers of a registry, but for layers.
+type smallAnswers struct{ next http.RoundTripper }
+
+func (s smallAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := s.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	first := r
+	for first.Response != nil && first.Response.Request != nil { // what it was redirected from
+		first = first.Response.Request
+	}
+	if !strings.Contains(first.URL.Path, "/blobs/") {
+		response.Body = boundedBody{&capped{from: response.Body, left: largestAnswer}, response.Body}
+	}
+	return response, nil
+}
+
+type boundedBody struct {
+	io.Reader
+	io.Closer
 }
 
 // fromImage takes the module from the last layer that has one: later layers lie over earlier ones.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -197,4 +198,35 @@ func TestRegistriesWithoutTLSAreAskedOnlyIfTheyAreTrusted(t *testing.T) {
 		t.Errorf("error %v, asked %d times", err, plain.asked.Load()-asked)
 	}
 	content(t, running(t, func(c *Config) { c.Insecure = []string{r.host()} }), at)
+}
+
+func TestARegistryThatNeverEndsIsNotHeldInMemory(t *testing.T) {
+	var sent atomic.Int64
+	endless := func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v2/" {
+			return
+		}
+		if r.URL.Path != "/elsewhere" {
+			http.Redirect(w, r, "/elsewhere", http.StatusFound)
+			return
+		}
+		w.Header().Set("Content-Type", string(types.OCIManifestSchema1))
+		blank := bytes.Repeat([]byte(" "), 1<<20)
+		for range 200 {
+			n, err := w.Write(blank)
+			if sent.Add(int64(n)); err != nil {
+				return
+			}
+		}
+	}
+	o := serve(t, endless)
+	m := running(t, func(c *Config) { c.Insecure = []string{"127.0.0.1"} })
+	_, err := m.File(context.Background(), Module{URL: "oci://" + o.Listener.Addr().String() + "/endless:v1"})
+	if !errors.Is(err, errTooLarge) {
+		t.Errorf("the error: %v", err)
+	}
+	o.Close()
+	if sent.Load() > 50<<20 {
+		t.Errorf("%d bytes were taken", sent.Load())
+	}
 }
