@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
 // relayAlone starts such a process.
@@ -234,4 +235,47 @@ func TestRequestBeyondTheBoundIsRefused(t *testing.T) {
 	again := sotwStream(t, relay)
 	send(t, again, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	receive(t, again)
+}
+
+func TestServingFiftyMegabytesOfTheLastGoodConfigurationTakesThemOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("moves 50 MB")
+	}
+	dir := t.TempDir()
+	store, err := lastgood.Open(lastgood.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.Begin(lastgood.Identity{Node: testNode.Id, Cluster: testNode.Cluster, Protocol: "sotw"}, true)
+	content := appendText(nil, 2, strings.Repeat("x", 1<<20))
+	for i := range 50 {
+		store.Resource(1, clusterType, fmt.Sprint(i), "", content)
+	}
+	store.Response(1, clusterType, "1", true)
+	store.Accepted(1)
+	store.Mark()
+	store.Close()
+
+	socket, pid := relayAlone(t, freeAddress(t), dir)
+	conn := dialRelay(t, &Relay{config: Config{Socket: socket}})
+	before := memory(t, pid, "VmRSS")
+	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, sotw.method(),
+		grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(1<<30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.SendMsg(message(appendText(appendBytes(nil, sotwNode, marshal(t, testNode)), sotwType, clusterType))); err != nil {
+		t.Fatal(err)
+	}
+	var f frame
+	if err := stream.RecvMsg(&f); err != nil {
+		t.Fatal(err)
+	}
+	size := f.data.Len()
+	f.free()
+	grown := memory(t, pid, "VmHWM") - before
+	t.Logf("%d MB took %d MB of the relay", size>>20, grown>>20)
+	if size < 50<<20 || grown > size+size/2 {
+		t.Errorf("%d MB of the last good configuration took %d MB of the relay", size>>20, grown>>20)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
@@ -143,7 +144,10 @@ func (s *session) deliverRewritten(rewrite Rewriter, job rewriteJob, changed *fr
 type composed struct {
 	response
 	frame *frame
-	body  []byte
+	// pieces are its fields, size bytes in all. Each resource is one of its own, as it was read: put together they would be
+	// there several times.
+	pieces mem.BufferSlice
+	size   int
 }
 
 // compose makes one response of the last good configuration, and gives the names that are left for the next. There is none
@@ -163,7 +167,7 @@ func (s *session) compose(typeURL string, names []string) (c composed, rest []st
 		names = t.wanted(s.proto, snapshot)
 	}
 	isOne := s.proto == sotw && isWhole(typeURL)
-	for len(names) > 0 && (isOne || len(c.body) < maxAnswer) {
+	for len(names) > 0 && (isOne || c.size < maxAnswer) {
 		if err := c.add(s.proto, snapshot, typeURL, names[0]); err != nil {
 			s.relay.log.Warn("a part of the last good configuration was left out", "type", typeURL, "name", names[0], "reason", err)
 		}
@@ -180,20 +184,31 @@ func (c *composed) add(v variant, snapshot *lastgood.Snapshot, typeURL, name str
 	case err != nil:
 		return err
 	case ok:
-		c.body = appendBytes(c.body, 2, content)
+		head := protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.BytesType), uint64(len(content)))
+		c.append(head)
+		c.append(content)
 		c.resources = append(c.resources, resource{name: name, version: version})
 	case v == delta && name != wildcard:
-		c.body = appendText(c.body, responseRemoved, name)
+		c.append(appendText(nil, responseRemoved, name))
 		c.removed = append(c.removed, name)
 	}
 	return nil
+}
+
+func (c *composed) append(piece []byte) {
+	if len(piece) == 0 {
+		return
+	}
+	c.pieces = append(c.pieces, mem.SliceBuffer(piece))
+	c.size += len(piece)
 }
 
 func (c *composed) finish(typeURL, version, nonce string) {
 	c.typeURL, c.version, c.nonce = typeURL, version, nonce
 	tail := appendText(nil, responseVersion, version)
 	tail = appendText(appendText(tail, responseType, typeURL), responseNonce, joinNonce(0, nonce))
-	c.frame = &frame{data: mem.BufferSlice{mem.SliceBuffer(c.body), mem.SliceBuffer(tail)}}
+	c.append(tail)
+	c.frame = &frame{data: c.pieces}
 }
 
 // wanted are the names of a type that Envoy asks for, those that stand for all of them written out.
