@@ -195,6 +195,17 @@ func (c *grpcCaller) call(ctx context.Context) error {
 	}
 }
 
+// newTCP is a caller with a connection for each call.
+type newTCP string
+
+func (c newTCP) call(ctx context.Context) error {
+	one := &tcpCaller{address: string(c)}
+	defer one.close()
+	return one.call(ctx)
+}
+
+func (newTCP) close() {}
+
 // tcpCaller keeps one connection for as long as its server does.
 type tcpCaller struct {
 	address string

@@ -32,12 +32,19 @@ type mesh struct {
 	planes     []*planeProcess
 	client     *pod
 	generation int
+	env        map[string]string // of the agents, beside what all have
 }
 
 // newMesh brings up the shop, and a caller that knows the control planes at the addresses given.
 func newMesh(t testing.TB, far *farAway, discovery ...string) *mesh {
 	t.Helper()
-	m := &mesh{farAway: far, t: t}
+	return newMeshOf(t, far, nil, discovery...)
+}
+
+// newMeshOf does the same with further settings of the agents.
+func newMeshOf(t testing.TB, far *farAway, env map[string]string, discovery ...string) *mesh {
+	t.Helper()
+	m := &mesh{farAway: far, t: t, env: env}
 	for _, at := range m.inside {
 		m.planes = append(m.planes, m.start(at))
 	}
@@ -64,7 +71,7 @@ func (m *mesh) pod(app string, discovery ...string) *pod {
 	return p.set(map[string]string{
 		"PROXY_CONFIG": string(config), "CA_ADDR": m.SecureAddr().String(),
 		"GRPC_KEEPALIVE_INTERVAL": "1s", "GRPC_KEEPALIVE_TIMEOUT": "1s",
-	})
+	}).set(m.env)
 }
 
 // seen is the generation of the configuration that the client's answers bear.
@@ -110,6 +117,7 @@ func (m *mesh) under(what string, disturb func()) {
 		{"HTTP/1.1 new connections", 1, func() caller { return newSidecarHTTP(proxy, "shop:8080/?wait=5ms", true) }},
 		{"gRPC streams", 1, func() caller { return newGRPC(m.t, proxy, "shop:8082", true) }},
 		{"TCP", 1, func() caller { return &tcpCaller{address: m.client.upstream()} }},
+		{"TCP new connections", 1, func() caller { return newTCP(m.client.upstream()) }}, // each with a handshake between the proxies
 	})
 	disturb()
 	m.waitFor(m.generation)
