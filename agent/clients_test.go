@@ -3,6 +3,7 @@ package agent
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -170,6 +171,16 @@ func TestEnvoyBehindAScriptIsNoApplication(t *testing.T) {
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
+
+	script := r.envoy()
+	r.signal(syscall.SIGTERM)
+	r.endsWith(0)
+	eventually(t, "the script's Envoy is gone too", func() error { // whose zombie is another's to reap
+		if err := syscall.Kill(-script, 0); !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("a signal to its group gives %v", err)
+		}
+		return nil
+	})
 }
 
 func envoyOf(s *setup) string {
