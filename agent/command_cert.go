@@ -3,13 +3,11 @@ package agent
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,8 +46,7 @@ func (a *Agent) offerCertificates(server *sds.Server) {
 }
 
 func newCertCommand() *cobra.Command {
-	var configPath, format string
-	var own logOptions
+	var q question
 	c := &cobra.Command{
 		Use:     "cert",
 		Short:   "Show the certificates that a running agent serves",
@@ -57,16 +54,16 @@ func newCertCommand() *cobra.Command {
 		Example: "  pilotfish-agent cert\n  pilotfish-agent cert -o json",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if format != formatTable && format != formatJSON {
-				return usagef("output format %q is not known; use table or json", format)
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), certTimeout)
-			defer cancel()
 			var r certificateReport
-			if err := dialControl(configPath).call(ctx, http.MethodGet, "/certificates", nil, &r); err != nil {
+			if err := q.ask(cmd.Context(), certTimeout, http.MethodGet, "/certificates", nil, &r); err != nil {
 				return err
 			}
-			if err := r.print(cmd.OutOrStdout(), format, time.Now()); err != nil {
+			w := cmd.OutOrStdout()
+			err := q.print(w, r, func(t io.Writer) { r.table(t, time.Now()) })
+			if err == nil && q.format == formatTable {
+				err = r.printRest(w)
+			}
+			if err != nil {
 				return err
 			}
 			if !r.OK {
@@ -75,22 +72,11 @@ func newCertCommand() *cobra.Command {
 			return nil
 		},
 	}
-	f := c.Flags()
-	f.StringVarP(&format, "output", "o", formatTable, "table or json")
-	addConfigPath(f, &configPath)
-	own.addTo(f)
+	q.addTo(c.Flags())
 	return c
 }
 
-func (r certificateReport) print(w io.Writer, format string, now time.Time) error {
-	if format == formatJSON {
-		text, err := json.MarshalIndent(r, "", "  ")
-		if err == nil {
-			_, err = fmt.Fprintf(w, "%s\n", text)
-		}
-		return err
-	}
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+func (r certificateReport) table(t io.Writer, now time.Time) {
 	fmt.Fprintln(t, "NAME\tIDENTITY\tSERIAL\tVALID FROM\tUNTIL\tLEFT\tNEXT ROTATION\tSOURCE")
 	for _, c := range r.Certificates {
 		next := "-"
@@ -100,10 +86,6 @@ func (r certificateReport) print(w io.Writer, format string, now time.Time) erro
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, cmp.Or(c.SPIFFEID, c.Subject, "-"), c.Serial,
 			stamp(c.NotBefore), stamp(c.NotAfter), left(c.NotAfter.Sub(now)), next, c.Source)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	return r.printRest(w)
 }
 
 // printRest prints what does not fit into the table.

@@ -2,13 +2,10 @@ package agent
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -34,7 +31,7 @@ name with a dot at its end stands as it is. Each name that was tried is shown wi
 control plane's names), cache, resolver, stale (a resolver's answer that is past its time, while none answers) or failed.`
 
 func newLookupCommand() *cobra.Command {
-	var configPath, format string
+	var q question
 	var o lookupOrder
 	c := &cobra.Command{
 		Use:     "lookup NAME",
@@ -43,35 +40,21 @@ func newLookupCommand() *cobra.Command {
 		Example: "  pilotfish-agent dns lookup reviews\n  pilotfish-agent dns lookup 10.96.0.1 --type PTR\n  pilotfish-agent dns lookup _http._tcp.reviews --type SRV -o json",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if format != formatTable && format != formatJSON {
-				return usagef("output format %q is not known; use table or json", format)
-			}
 			o.Name = dns.ReverseName(args[0], &o.Type)
-			ctx, cancel := context.WithTimeout(cmd.Context(), 2*lookupTime+time.Second)
-			defer cancel()
 			var r lookupReport
-			if err := dialControl(configPath).call(ctx, http.MethodPost, "/dns/lookup", o, &r); err != nil {
+			if err := q.ask(cmd.Context(), 2*lookupTime+time.Second, http.MethodPost, "/dns/lookup", o, &r); err != nil {
 				return err
 			}
-			return r.print(cmd.OutOrStdout(), format)
+			return q.print(cmd.OutOrStdout(), r, r.table)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.Type, "type", "", "type of record, such as A, AAAA, PTR or SRV (default A and AAAA)")
-	f.StringVarP(&format, "output", "o", formatTable, "table or json")
-	addConfigPath(f, &configPath)
+	q.addTo(f)
 	return c
 }
 
-func (r lookupReport) print(w io.Writer, format string) error {
-	if format == formatJSON {
-		text, err := json.MarshalIndent(r, "", "  ")
-		if err == nil {
-			_, err = fmt.Fprintf(w, "%s\n", text)
-		}
-		return err
-	}
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+func (r lookupReport) table(t io.Writer) {
 	fmt.Fprintln(t, "TYPE\tRESULT\tSOURCE\tANSWER")
 	for _, e := range r.Lookups {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.Type, e.Rcode, e.Source, cmp.Or(strings.Join(e.Answers, "; "), "-"))
@@ -82,5 +65,4 @@ func (r lookupReport) print(w io.Writer, format string) error {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Type, s.Asked, s.Rcode, s.Source, oneLine(s.Why))
 		}
 	}
-	return t.Flush()
 }

@@ -2,12 +2,9 @@ package agent
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,9 +19,8 @@ Levels of Envoy: trace, debug, info, warning, error, critical, off; of one compo
 const logTimeout = 15 * time.Second
 
 func newLogCommand() *cobra.Command {
-	var configPath, format string
+	var q question
 	var o logOrder
-	var own logOptions
 	c := &cobra.Command{
 		Use:     "log",
 		Short:   "Show or change the log levels of a running agent and its Envoy",
@@ -35,13 +31,11 @@ func newLogCommand() *cobra.Command {
 			if o.Reset && (o.Agent != "" || o.Envoy != "") {
 				return usagef("--reset goes without --agent and --envoy")
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), logTimeout)
-			defer cancel()
 			var r logReport
-			if err := dialControl(configPath).call(ctx, http.MethodPost, "/log", o, &r); err != nil {
+			if err := q.ask(cmd.Context(), logTimeout, http.MethodPost, "/log", o, &r); err != nil {
 				return err
 			}
-			return r.print(cmd.OutOrStdout(), format)
+			return q.print(cmd.OutOrStdout(), r, r.table)
 		},
 	}
 	f := c.Flags()
@@ -49,25 +43,11 @@ func newLogCommand() *cobra.Command {
 	f.StringVar(&o.Envoy, "envoy", "", "levels of Envoy's log (debug; info,upstream:debug)")
 	f.DurationVar(&o.For, "for", 10*time.Minute, "how long the levels are to stay; 0 for as long as the agent runs")
 	f.BoolVar(&o.Reset, "reset", false, "go back to the levels of the start now")
-	f.StringVarP(&format, "output", "o", formatTable, "table or json")
-	addConfigPath(f, &configPath)
-	own.addTo(f)
+	q.addTo(f)
 	return c
 }
 
-func (r logReport) print(w io.Writer, format string) error {
-	switch format {
-	case formatTable:
-	case formatJSON:
-		text, err := json.MarshalIndent(r, "", "  ")
-		if err == nil {
-			_, err = fmt.Fprintf(w, "%s\n", text)
-		}
-		return err
-	default:
-		return usagef("output format %q is not known; use table or json", format)
-	}
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+func (r logReport) table(t io.Writer) {
 	fmt.Fprintf(t, "agent\t%s\n", cmp.Or(r.Agent, "-"))
 	if r.Problem != "" {
 		fmt.Fprintf(t, "envoy\tnot known: %s\n", r.Problem)
@@ -80,7 +60,6 @@ func (r logReport) print(w io.Writer, format string) error {
 	case r.Changed:
 		fmt.Fprintf(t, "back to the levels of the start\twith --reset, or when the agent is started again\n")
 	}
-	return t.Flush()
 }
 
 // newLevels offers the log levels on the control socket.

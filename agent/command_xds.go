@@ -13,7 +13,6 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -34,33 +33,16 @@ func newXDSCommand() *cobra.Command {
 
 // askXDS makes a command that asks one question and prints the answer.
 func askXDS[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cobra.Command {
-	var configPath, format string
-	var own logOptions
+	var q question
 	c.Args = usageArgs(cobra.NoArgs)
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		if format != formatTable && format != formatJSON {
-			return usagef("output format %q is not known; use table or json", format)
-		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), logTimeout)
-		defer cancel()
 		var report T
-		if err := dialControl(configPath).call(ctx, http.MethodGet, path, nil, &report); err != nil {
+		if err := q.ask(cmd.Context(), logTimeout, http.MethodGet, path, nil, &report); err != nil {
 			return err
 		}
-		if format == formatJSON {
-			text, err := json.MarshalIndent(report, "", "  ")
-			if err == nil {
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s\n", text)
-			}
-			return err
-		}
-		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 4, 2, ' ', 0)
-		table(w, report)
-		return w.Flush()
+		return q.print(cmd.OutOrStdout(), report, func(w io.Writer) { table(w, report) })
 	}
-	c.Flags().StringVarP(&format, "output", "o", formatTable, "table or json")
-	addConfigPath(c.Flags(), &configPath)
-	own.addTo(c.Flags())
+	q.addTo(c.Flags())
 	return c
 }
 
