@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -66,7 +66,7 @@ func TestTheDemoKeepsEveryPromiseOnBothEnvoys(t *testing.T) {
 
 func TestCtrlCEndsTheDemoAndLeavesNothing(t *testing.T) {
 	dir, temp := runtimeDir(t), t.TempDir()
-	cmd := pilotfish(t, "demo", "--port", freePort(t), "--runtime-dir", dir, "--envoy-path", testenv.Envoy(t))
+	cmd := pilotfish(t, "demo", "--port", strconv.Itoa(testenv.FreePort(t)), "--runtime-dir", dir, "--envoy-path", testenv.Envoy(t))
 	cmd.Env = append(os.Environ(), "TMPDIR="+temp)
 	output := &testenv.Buffer{}
 	cmd.Stdout, cmd.Stderr = output, output
@@ -86,7 +86,7 @@ func TestCtrlCEndsTheDemoAndLeavesNothing(t *testing.T) {
 		t.Errorf("%s is no page: %.200s", url, page)
 	}
 
-	second, err := pilotfish(t, "demo", "--port", freePort(t), "--runtime-dir", dir, "--envoy-path", testenv.Envoy(t)).CombinedOutput()
+	second, err := pilotfish(t, "demo", "--port", strconv.Itoa(testenv.FreePort(t)), "--runtime-dir", dir, "--envoy-path", testenv.Envoy(t)).CombinedOutput()
 	if err == nil || !strings.Contains(string(second), fmt.Sprint(cmd.Process.Pid)) {
 		t.Errorf("a second demo was not refused with the first one's pid %d: %v\n%s", cmd.Process.Pid, err, second)
 	}
@@ -130,7 +130,7 @@ func TestUpStatusDownAsAUserTypesThem(t *testing.T) {
 	}
 	run(0, "demo", "--write", shop)
 	file := filepath.Join(shop, "mesh.yaml")
-	replaceInFile(t, file, "publish: 8080", "publish: "+freePort(t))
+	replaceInFile(t, file, "publish: 8080", "publish: "+strconv.Itoa(testenv.FreePort(t)))
 
 	run(2, "status", "--runtime-dir", dir)
 	run(0, "up", "-f", file, "--detach", "--runtime-dir", dir, "--envoy-path", testenv.Envoy(t))
@@ -185,17 +185,6 @@ func runtimeDir(t *testing.T) string {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
 }
 
 func waitFor(t *testing.T, what string, output *testenv.Buffer, done func() bool) {

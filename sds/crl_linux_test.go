@@ -44,7 +44,7 @@ func TestEnvoyRefusesWhatIsRevoked(t *testing.T) {
 	server := startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, root)), CRLFile: crl})
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	t.Cleanup(backend.Close)
-	port := freePort(t)
+	port := testenv.FreePort(t)
 	envoytest.Start(t, testenv.Envoy(t), dir, fmt.Sprintf(envoyBootstrap, port, "GRPC", backend.Listener.Addr().(*net.TCPAddr).Port))
 	client := func() tls.Certificate {
 		pair, err := tls.X509KeyPair(root.Workload(t, "spiffe://cluster.local/ns/default/sa/productpage"))

@@ -73,7 +73,7 @@ func successors(t *testing.T, protocol string) {
 
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	t.Cleanup(backend.Close)
-	port := freePort(t)
+	port := testenv.FreePort(t)
 	envoytest.Start(t, testenv.Envoy(t), dir, fmt.Sprintf(envoyBootstrap, port, protocol, backend.Listener.Addr().(*net.TCPAddr).Port))
 	visit := func(client *testpki.Authority) (serial string, err error) { return handshake(t, port, client, ca.root) }
 
@@ -124,7 +124,7 @@ func TestEnvoyTrustsARootThatIsAddedWhileItRuns(t *testing.T) {
 	startServer(t, Config{Socket: dir + "/sds", Source: source})
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	t.Cleanup(backend.Close)
-	port := freePort(t)
+	port := testenv.FreePort(t)
 	envoytest.Start(t, testenv.EnvoyOf(t, testenv.OldEnvoyVersion), dir,
 		fmt.Sprintf(envoyBootstrap, port, "GRPC", backend.Listener.Addr().(*net.TCPAddr).Port))
 	testenv.Eventually(t, "Envoy serves", func() error { _, err := handshake(t, port, root, root); return err })
@@ -141,7 +141,7 @@ func TestEnvoyTrustsARootThatIsAddedWhileItRuns(t *testing.T) {
 func TestUnknownSecretDoesNotHoldEnvoyBack(t *testing.T) {
 	dir := t.TempDir()
 	startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, testpki.New(t, "root")))})
-	bootstrap := strings.Replace(fmt.Sprintf(envoyBootstrap, freePort(t), "DELTA_GRPC", 1), "{name: default,", `{name: "kubernetes://x",`, 1)
+	bootstrap := strings.Replace(fmt.Sprintf(envoyBootstrap, testenv.FreePort(t), "DELTA_GRPC", 1), "{name: default,", `{name: "kubernetes://x",`, 1)
 	envoy := envoytest.Start(t, testenv.Envoy(t), dir, bootstrap)
 	testenv.Eventually(t, "Envoy is live", func() error {
 		if state, err := envoy.Get("/ready"); err != nil || !strings.Contains(state, "LIVE") {
@@ -214,14 +214,4 @@ func handshake(t *testing.T, port int, client, server *testpki.Authority) (seria
 	defer func() { _ = response.Body.Close() }()
 	_, err = io.ReadAll(response.Body)
 	return serial, err
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
 }

@@ -47,7 +47,7 @@ func TestEnvoyWithoutAcceleratorGetsTheKeyWhereThatIsAllowed(t *testing.T) {
 		server := startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, root)),
 			KeyProvider: &KeyProvider{Name: "cryptomb", PollDelay: time.Millisecond, Fallback: fallback}})
 		backend := backendPort(t)
-		port := freePort(t)
+		port := testenv.FreePort(t)
 		envoytest.Start(t, testenv.Envoy(t), dir, fmt.Sprintf(envoyBootstrap, port, "GRPC", backend))
 		if fallback {
 			testenv.Eventually(t, "Envoy serves", func() error { _, err := handshake(t, port, root, root); return err })

@@ -176,7 +176,7 @@ func federation(t *testing.T, version string) {
 	startServer(t, Config{Socket: dir + "/sds", Source: source})
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	t.Cleanup(backend.Close)
-	port := freePort(t)
+	port := testenv.FreePort(t)
 	envoytest.Start(t, testenv.EnvoyOf(t, version), dir, fmt.Sprintf(envoyBootstrap, port, "DELTA_GRPC", backend.Listener.Addr().(*net.TCPAddr).Port))
 	visit := func(a *testpki.Authority, id string) error { return visitAs(t, port, a, id) }
 	const own, foreign = "spiffe://cluster.local/ns/default/sa/productpage", "spiffe://other.example/ns/default/sa/productpage"

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,21 +33,11 @@ func TestScripts(t *testing.T) {
 			e.Defer(func() { end(t, runtime) })
 			e.Setenv("XDG_RUNTIME_DIR", runtime)
 			e.Setenv("ENVOY_PATH", envoy)
-			e.Setenv("PORT", freePort(t))
+			e.Setenv("PORT", strconv.Itoa(testenv.FreePort(t)))
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits},
 	})
-}
-
-// freePort is a port that nobody listens on now.
-func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
 
 // end stops what a script that failed left running.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,7 +56,7 @@ func TestEnvoyTakesTheAuthoritysCertificates(t *testing.T) {
 
 func envoyTakesCertificates(t *testing.T, version string) {
 	s := serve(t, Options{})
-	dir, port := t.TempDir(), freePort(t)
+	dir, port := t.TempDir(), testenv.FreePort(t)
 	writeIdentity(t, dir, s, s.obtain(t, rsaKey(t, 2048), "shop", "reviews", 3600))
 	envoytest.Start(t, testenv.EnvoyOf(t, version), dir, fmt.Sprintf(workloadEnvoy, port))
 
@@ -75,16 +74,6 @@ func envoyTakesCertificates(t *testing.T, version string) {
 			t.Errorf("Envoy lets in: %s", name)
 		}
 	}
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().(*net.TCPAddr).Port
 }
 
 func writeIdentity(t *testing.T, dir string, s *served, cert tls.Certificate) {
