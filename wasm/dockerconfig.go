@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
 )
 
 // dockerConfig has what a pull secret of Kubernetes (kubernetes.io/dockerconfigjson) says of registries. Programs that such
@@ -66,7 +67,7 @@ func (c dockerConfig) find(registry, repository string) (authn.AuthConfig, bool)
 	}, longest >= 0
 }
 
-// normalPlace is the key of an entry without what old files have around it: https://index.docker.io/v1/.
+// normalPlace is the key of an entry without what old files have around it: a scheme, and the version of a protocol as path.
 func normalPlace(key string) string {
 	key = strings.TrimPrefix(strings.TrimPrefix(key, "https://"), "http://")
 	key = strings.TrimSuffix(key, "/")
@@ -81,9 +82,11 @@ func normalPlace(key string) string {
 	return host + "/" + rest
 }
 
+// normalRegistry gives the registry that names without a host mean the one name that is asked for, of its several.
 func normalRegistry(host string) string {
-	if host == "docker.io" || host == "registry-1.docker.io" {
-		return "index.docker.io"
+	domain := strings.TrimPrefix(name.DefaultRegistry, "index.")
+	if host == domain || host == "registry-1."+domain {
+		return name.DefaultRegistry
 	}
 	return host
 }

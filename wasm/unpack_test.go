@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"github.com/google/go-containerregistry/pkg/authn"
 )
 
 func TestAModuleIsFoundInWhatItIsPackedIn(t *testing.T) {
@@ -82,7 +84,7 @@ func FuzzUnpack(f *testing.F) {
 }
 
 func FuzzDockerConfig(f *testing.F) {
-	f.Add([]byte(`{"auths": {"https://index.docker.io/v1/": {"auth": "dTpw"}, "r:5000/a": {"username": "u", "password": "p"}}}`))
+	f.Add([]byte(`{"auths": {"` + authn.DefaultAuthKey + `": {"auth": "dTpw"}, "r:5000/a": {"username": "u", "password": "p"}}}`))
 	f.Fuzz(func(t *testing.T, secret []byte) {
 		auths, err := parseDockerConfig(secret)
 		if err != nil {
