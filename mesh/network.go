@@ -127,7 +127,7 @@ func (i *Instance) checkPorts() error {
 
 func (i *Instance) listenAddresses() []netip.AddrPort {
 	var all []netip.AddrPort
-	for _, port := range []uint16{adminPort, statusPort, readinessPort, prometheusPort} {
+	for _, port := range []uint16{adminPort, statusPort, readinessPort, prometheusPort, tokenPort} {
 		all = append(all, netip.AddrPortFrom(i.Proxy, port))
 	}
 	if i.workload.Type != Gateway {
