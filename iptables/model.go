@@ -1,0 +1,165 @@
+// Package iptables steers a pod's traffic into its Envoy: options become an ordered, typed rule set with a reason for
+// each rule, and everything else (nftables over netlink, iptables-restore, text, prose, explanations, what the kernel is
+// compared with) is made from that rule set.
+package iptables
+
+import (
+	"net/netip"
+)
+
+// Table is one of the three stages of netfilter that redirection uses. Their order in the path of a packet is raw, mangle,
+// nat.
+type Table string
+
+// The tables.
+const (
+	Raw    Table = "raw"    // before connection tracking: zones
+	Mangle Table = "mangle" // marks, transparent proxying, invalid packets
+	NAT    Table = "nat"    // redirection; sees only the first packet of a connection
+)
+
+// Hook is the point of the network stack at which a base chain is called.
+type Hook string
+
+// The hooks.
+const (
+	Prerouting Hook = "PREROUTING" // what comes in from a link, loopback included
+	Output     Hook = "OUTPUT"     // what processes of the namespace send
+)
+
+// RuleSet is the whole of what is put in force in one network namespace: chains in the order in which they are made, and
+// what routing needs beside them. The zero value redirects nothing. A RuleSet is not changed once it is made.
+type RuleSet struct {
+	Chains []Chain
+	// Routing is needed for transparent proxying alone; nil without it.
+	Routing *Routing
+	// Families are those that the rules are for. Traffic of another one is not looked at.
+	Families Families
+}
+
+// Chain is an ordered list of rules. A base chain is called by the kernel at its hook, every other one by a jump.
+type Chain struct {
+	Table Table
+	Name  string // of the contract where it has one: ISTIO_OUTPUT
+	Hook  Hook   // of a base chain; "" for the others
+	Rules []Rule
+}
+
+// Rule does what its verdict says to the packets that its match holds for.
+type Rule struct {
+	// ID names the rule in differences, traces and explanations, and in the kernel (as comment). It is unique in its rule
+	// set and stable from version to version: "outbound/proxy-uid-1337".
+	ID      string
+	Match   Match
+	Verdict Verdict
+	// Reason says in a sentence why the rule is there.
+	Reason string
+}
+
+// Families is a set of address families.
+type Families uint8
+
+// The address families.
+const (
+	IPv4 Families = 1 << iota
+	IPv6
+	BothFamilies = IPv4 | IPv6
+)
+
+// Protocol is a transport protocol, or any.
+type Protocol string
+
+// The protocols that rules tell apart.
+const (
+	AnyProtocol Protocol = ""
+	TCP         Protocol = "tcp"
+	UDP         Protocol = "udp"
+)
+
+// Match is the conjunction of its conditions; a zero field is no condition. A rule with a condition on addresses holds only
+// for packets of the addresses' family; all addresses of one match are of one family.
+type Match struct {
+	Families Families // 0: those of the rule set
+	Protocol Protocol
+
+	InInterface  string // exact name
+	OutInterface string
+	NotOut       bool // negates OutInterface
+
+	Source         []netip.Prefix // any of
+	NotSource      bool
+	Destination    []netip.Prefix // any of
+	NotDestination bool
+
+	SourcePorts         []PortRange // any of; needs a protocol
+	DestinationPorts    []PortRange
+	NotDestinationPorts bool
+
+	// Owner of the sending socket, in base chains of Output and what they jump to.
+	UIDs    []uint32 // any of
+	NotUIDs bool
+	GIDs    []uint32
+	NotGIDs bool
+
+	Mark     *Mark
+	NotMark  bool
+	ConnMark *Mark
+
+	// States of connection tracking, any of: "new", "established", "related", "invalid".
+	States []State
+	// Socket holds when a local socket exists to which the packet belongs (established transparent connections).
+	Socket bool
+}
+
+// PortRange is the ports from First to Last, both included.
+type PortRange struct{ First, Last uint16 }
+
+// Mark is a value of the bits of Mask.
+type Mark struct{ Value, Mask uint32 }
+
+// State is a state of connection tracking.
+type State string
+
+// The states of connection tracking.
+const (
+	New         State = "new"
+	Established State = "established"
+	Related     State = "related"
+	Invalid     State = "invalid"
+)
+
+// Action is what a verdict does.
+type Action string
+
+// The actions. Those that end the walk of a packet through the table say so.
+const (
+	Return           Action = "RETURN"       // to the calling chain; from a base chain: accepted
+	Accept           Action = "ACCEPT"       // ends the table's walk
+	Drop             Action = "DROP"         // ends the packet
+	Jump             Action = "JUMP"         // to Chain, and on with the next rule if that returns
+	Redirect         Action = "REDIRECT"     // to Port of this host; ends the walk
+	TransparentProxy Action = "TPROXY"       // to Port of this host, marked, destination unchanged; ends the walk
+	SetMark          Action = "MARK"         // of the packet; the walk goes on
+	SaveMark         Action = "SAVE_MARK"    // connection's mark := packet's; goes on
+	RestoreMark      Action = "RESTORE_MARK" // packet's mark := connection's; goes on
+	Zone             Action = "CT_ZONE"      // of connection tracking := ZoneID; goes on
+)
+
+// Verdict is an action with what it needs.
+type Verdict struct {
+	Action Action
+	Chain  string // of Jump
+	Port   uint16 // of Redirect and TransparentProxy
+	Mark   Mark   // of SetMark and TransparentProxy
+	ZoneID uint16 // of Zone
+}
+
+// Routing sends marked packets of any destination to the local host, for sockets that accept them (TPROXY).
+type Routing struct {
+	Mark  uint32
+	Table int
+	// Priority of the rules, fixed so that a second apply finds them.
+	Priority int
+	// LoopbackAddresses are added to lo where they are missing (::6, the inbound pass-through address of IPv6).
+	LoopbackAddresses []netip.Prefix
+}
