@@ -1,0 +1,209 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+)
+
+const (
+	// maxList bounds a list of a node's pods: 500 of the largest that are usual.
+	maxList = 64 << 20
+	// requestTimeout bounds every request but a watch.
+	requestTimeout = 30 * time.Second
+	// A watch is silent for long; that its connection lives is asked so often.
+	pingEvery, pingTimeout = 30 * time.Second, 15 * time.Second
+)
+
+// Client asks one API server. Its methods may be called concurrently.
+type Client struct {
+	base      string
+	token     string
+	tokenFile string
+	http      *http.Client
+}
+
+// New makes a client; nothing is asked yet.
+func New(c Config) (*Client, error) {
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName, InsecureSkipVerify: c.Insecure}
+	if len(c.CA) > 0 {
+		conf.RootCAs = x509.NewCertPool()
+		if !conf.RootCAs.AppendCertsFromPEM(c.CA) {
+			return nil, errors.New("the API server's certificate authority is no PEM certificate")
+		}
+	}
+	if len(c.Certificate) > 0 {
+		pair, err := tls.X509KeyPair(c.Certificate, c.PrivateKey)
+		if err != nil {
+			return nil, fmt.Errorf("the client certificate for the API server: %w", err)
+		}
+		conf.Certificates = []tls.Certificate{pair}
+	}
+	base, err := url.Parse(c.Server)
+	if err != nil || base.Host == "" {
+		return nil, fmt.Errorf("the API server's URL %q is none: it looks like https://10.0.0.1:443", c.Server)
+	}
+	return &Client{
+		base:      strings.TrimSuffix(c.Server, "/"),
+		token:     c.Token,
+		tokenFile: c.TokenFile,
+		http: &http.Client{
+			Transport: &http.Transport{
+				TLSClientConfig:       conf,
+				ForceAttemptHTTP2:     true,
+				HTTP2:                 &http.HTTP2Config{SendPingTimeout: pingEvery, PingTimeout: pingTimeout},
+				TLSHandshakeTimeout:   10 * time.Second,
+				ResponseHeaderTimeout: requestTimeout,
+				IdleConnTimeout:       90 * time.Second,
+				MaxIdleConns:          2,
+				Proxy:                 nil, // of the node's environment, which is not meant for its own control plane
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // it would take the token along
+		},
+	}, nil
+}
+
+// Close ends idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// StatusError is an answer of the API server that is no success.
+type StatusError struct {
+	Code    int    // of HTTP
+	Reason  string // as Kubernetes words it: "NotFound", "Expired"
+	Message string
+}
+
+func (e *StatusError) Error() string {
+	text := fmt.Sprintf("the API server answered %d %s", e.Code, e.Reason)
+	if e.Message != "" {
+		text += ": " + e.Message
+	}
+	switch e.Code {
+	case http.StatusUnauthorized:
+		text += " (the token is out of date or of another cluster: is the node agent running, which renews the kubeconfig?)"
+	case http.StatusForbidden:
+		text += " (the service account lacks this right: see the ClusterRole in the manifests)"
+	}
+	return text
+}
+
+// IsNotFound says that the API server knows no such object.
+func IsNotFound(err error) bool { return hasCode(err, http.StatusNotFound) }
+
+// IsConflict says that the object is no longer the one that was meant.
+func IsConflict(err error) bool { return hasCode(err, http.StatusConflict) }
+
+func hasCode(err error, code int) bool {
+	var status *StatusError
+	return errors.As(err, &status) && status.Code == code
+}
+
+// Pod reads one pod.
+func (c *Client) Pod(ctx context.Context, namespace, name string) (*agentapi.Pod, error) {
+	pod := &agentapi.Pod{}
+	if err := c.call(ctx, http.MethodGet, podPath(namespace, name), "", nil, pod, agentapi.MaxBody); err != nil {
+		return nil, fmt.Errorf("reading pod %s/%s: %w", namespace, name, err)
+	}
+	return pod, nil
+}
+
+func podPath(namespace, name string) string {
+	return "/api/v1/namespaces/" + url.PathEscape(namespace) + "/pods/" + url.PathEscape(name)
+}
+
+// call asks once and decodes the answer into result, unless that is nil.
+func (c *Client) call(ctx context.Context, method, path, contentType string, body, result any, limit int64) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("no answer within %v", requestTimeout))
+	defer cancel()
+	response, err := c.do(ctx, method, path, contentType, body)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if result == nil {
+		return nil
+	}
+	text, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
+	if err != nil {
+		return fmt.Errorf("reading the API server's answer: %w", err)
+	}
+	if int64(len(text)) > limit {
+		return fmt.Errorf("the API server's answer is larger than %d bytes", limit)
+	}
+	if err := json.Unmarshal(text, result); err != nil {
+		return fmt.Errorf("the API server's answer is not what it should be: %w", err)
+	}
+	return nil
+}
+
+// do gives an answer that is a success.
+func (c *Client) do(ctx context.Context, method, path, contentType string, body any) (*http.Response, error) {
+	request, err := c.request(ctx, method, path, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("asking the API server at %s: %w", c.base, err)
+	}
+	if response.StatusCode >= 200 && response.StatusCode < 300 {
+		return response, nil
+	}
+	defer func() { _ = response.Body.Close() }()
+	status := &StatusError{Code: response.StatusCode, Reason: http.StatusText(response.StatusCode)}
+	text, _ := io.ReadAll(io.LimitReader(response.Body, 64<<10))
+	var told struct{ Reason, Message string }
+	if json.Unmarshal(text, &told) == nil && told.Reason != "" {
+		status.Reason, status.Message = told.Reason, told.Message
+	}
+	return nil, status
+}
+
+func (c *Client) request(ctx context.Context, method, path, contentType string, body any) (*http.Request, error) {
+	var reader io.Reader
+	if body != nil {
+		text, err := json.Marshal(body)
+		if err != nil {
+			return nil, fmt.Errorf("a request to the API server: %w", err)
+		}
+		reader = bytes.NewReader(text)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, c.base+path, reader)
+	if err != nil {
+		return nil, fmt.Errorf("a request to the API server: %w", err)
+	}
+	if contentType != "" {
+		request.Header.Set("Content-Type", contentType)
+	}
+	request.Header.Set("Accept", "application/json")
+	token, err := c.bearer()
+	if err != nil {
+		return nil, err
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	return request, nil
+}
+
+func (c *Client) bearer() (string, error) {
+	if c.tokenFile == "" {
+		return c.token, nil
+	}
+	text, err := readFile(c.tokenFile)
+	if err != nil {
+		return "", fmt.Errorf("the token for the API server: %w", err)
+	}
+	return strings.TrimSpace(string(text)), nil
+}

@@ -1,0 +1,209 @@
+// Package kube asks a Kubernetes API server for pods: one, those of a node, and what happens to them. It is the small part
+// of a Kubernetes client that a CNI plugin and its node agent need; a whole client would be most of their size and of the
+// time in which they start.
+package kube
+
+import (
+	"cmp"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxFile bounds the files read here: kubeconfigs, tokens, certificates.
+const maxFile = 1 << 20
+
+// ServiceAccountDir is where a pod finds its own token and the cluster's certificate authority.
+const ServiceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// Config says where the API server is, how it is known, and who asks.
+type Config struct {
+	Server     string // URL
+	CA         []byte // PEM; none: the system's authorities
+	ServerName string // in the server's certificate; "" is the URL's host
+	// Insecure trusts whoever answers.
+	Insecure bool
+	// Token, or TokenFile, which is read again for each request as tokens are renewed. Neither, with a client certificate.
+	Token, TokenFile        string
+	Certificate, PrivateKey []byte // PEM
+}
+
+// InCluster is the configuration of a pod: host and port are its variables KUBERNETES_SERVICE_HOST and
+// KUBERNETES_SERVICE_PORT, dir is ServiceAccountDir.
+func InCluster(host, port, dir string) (Config, error) {
+	if host == "" {
+		return Config{}, errors.New("KUBERNETES_SERVICE_HOST is not set: this is no pod of a Kubernetes cluster; name a kubeconfig instead")
+	}
+	ca, err := readFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		return Config{}, fmt.Errorf("the cluster's certificate authority (is automountServiceAccountToken off?): %w", err)
+	}
+	return Config{
+		Server:    "https://" + net.JoinHostPort(host, cmp.Or(port, "443")),
+		CA:        ca,
+		TokenFile: filepath.Join(dir, "token"),
+	}, nil
+}
+
+// kubeconfig is the part of the format of kubectl's configuration files that is used here.
+type kubeconfig struct {
+	CurrentContext string `yaml:"current-context"`
+	Contexts       []struct {
+		Name    string
+		Context struct{ Cluster, User string }
+	}
+	Clusters []struct {
+		Name    string
+		Cluster struct {
+			Server        string
+			CAFile        string `yaml:"certificate-authority"`
+			CAData        string `yaml:"certificate-authority-data"`
+			TLSServerName string `yaml:"tls-server-name"`
+			Insecure      bool   `yaml:"insecure-skip-tls-verify"`
+		}
+	}
+	Users []struct {
+		Name string
+		User struct {
+			Token           string
+			TokenFile       string `yaml:"tokenFile"`
+			CertificateFile string `yaml:"client-certificate"`
+			CertificateData string `yaml:"client-certificate-data"`
+			KeyFile         string `yaml:"client-key"`
+			KeyData         string `yaml:"client-key-data"`
+		}
+	}
+}
+
+// Load reads a kubeconfig and takes its current context. Relative paths in it are relative to its folder. Users who need a
+// program or a cloud's plugin to be known are refused.
+func Load(path string) (Config, error) {
+	text, err := readFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("kubeconfig: %w", err)
+	}
+	c, err := parse(text, filepath.Dir(path))
+	if err != nil {
+		return Config{}, fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	return c, nil
+}
+
+func parse(text []byte, dir string) (Config, error) {
+	var file kubeconfig
+	if err := yaml.Unmarshal(text, &file); err != nil {
+		return Config{}, fmt.Errorf("not a kubeconfig: %w", withoutValues(err))
+	}
+	x := slices.IndexFunc(file.Contexts, func(c struct {
+		Name    string
+		Context struct{ Cluster, User string }
+	}) bool {
+		return c.Name == file.CurrentContext
+	})
+	if x < 0 {
+		return Config{}, fmt.Errorf("current-context %q is not among its contexts", file.CurrentContext)
+	}
+	use := file.Contexts[x].Context
+	var c Config
+	if err := file.cluster(&c, use.Cluster, dir); err != nil {
+		return Config{}, err
+	}
+	if err := file.user(&c, use.User, dir); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+// withoutValues keeps a YAML error's line numbers and drops the quoted contents, which may be a token.
+func withoutValues(err error) error {
+	var types *yaml.TypeError
+	if errors.As(err, &types) {
+		return fmt.Errorf("%d fields have the wrong type", len(types.Errors))
+	}
+	return errors.New("it is not YAML")
+}
+
+func (file *kubeconfig) cluster(c *Config, name, dir string) error {
+	for _, entry := range file.Clusters {
+		if entry.Name != name {
+			continue
+		}
+		c.Server, c.ServerName, c.Insecure = entry.Cluster.Server, entry.Cluster.TLSServerName, entry.Cluster.Insecure
+		if !strings.HasPrefix(c.Server, "https://") && !strings.HasPrefix(c.Server, "http://") {
+			return fmt.Errorf("cluster %q: server %q is no URL of http or https", name, c.Server)
+		}
+		var err error
+		c.CA, err = dataOrFile(entry.Cluster.CAData, entry.Cluster.CAFile, dir)
+		if err != nil {
+			return fmt.Errorf("cluster %q: certificate-authority: %w", name, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("there is no cluster %q", name)
+}
+
+func (file *kubeconfig) user(c *Config, name, dir string) error {
+	for _, entry := range file.Users {
+		if entry.Name != name {
+			continue
+		}
+		u := entry.User
+		c.Token = u.Token
+		if u.TokenFile != "" {
+			c.TokenFile = absolute(u.TokenFile, dir)
+		}
+		var errCert, errKey error
+		c.Certificate, errCert = dataOrFile(u.CertificateData, u.CertificateFile, dir)
+		c.PrivateKey, errKey = dataOrFile(u.KeyData, u.KeyFile, dir)
+		if err := errors.Join(errCert, errKey); err != nil {
+			return fmt.Errorf("user %q: client certificate: %w", name, err)
+		}
+		if c.Token == "" && c.TokenFile == "" && len(c.Certificate) == 0 {
+			return fmt.Errorf("user %q has neither token, tokenFile nor client-certificate, which are the ways known here", name)
+		}
+		return nil
+	}
+	return fmt.Errorf("there is no user %q", name)
+}
+
+func dataOrFile(data, file, dir string) ([]byte, error) {
+	switch {
+	case data != "":
+		text, err := base64.StdEncoding.DecodeString(data)
+		if err != nil {
+			return nil, errors.New("its data is not base64")
+		}
+		return text, nil
+	case file != "":
+		return readFile(absolute(file, dir))
+	}
+	return nil, nil
+}
+
+func absolute(path, dir string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%s is larger than %d bytes", path, maxFile)
+	}
+	return text, err
+}
