@@ -85,3 +85,20 @@ type ContainerState struct {
 type Termination struct {
 	ExitCode int `json:"exitCode"`
 }
+
+// Over says that the pod has ended, or is about to.
+func (p *Pod) Over() bool {
+	return p.Metadata.DeletionTimestamp != nil || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
+}
+
+// Addresses are the pod's own, as far as they are known.
+func (p *Pod) Addresses() []string {
+	var all []string
+	for _, ip := range p.Status.PodIPs {
+		all = append(all, ip.IP)
+	}
+	if len(all) == 0 && p.Status.PodIP != "" {
+		all = []string{p.Status.PodIP}
+	}
+	return all
+}

@@ -1,0 +1,36 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+)
+
+// Delete ends a pod gracefully, if it is still the one that was looked at: UID and version have to be the same, so that a
+// new pod of its name, or one that changed since, is left alone (see IsConflict).
+func (c *Client) Delete(ctx context.Context, p *agentapi.Pod) error {
+	options := map[string]any{
+		"apiVersion": "v1", "kind": "DeleteOptions",
+		"preconditions": map[string]string{"uid": p.Metadata.UID, "resourceVersion": p.Metadata.ResourceVersion},
+	}
+	path := podPath(p.Metadata.Namespace, p.Metadata.Name)
+	if err := c.call(ctx, http.MethodDelete, path, "application/json", options, nil, 0); err != nil {
+		return fmt.Errorf("deleting pod %s/%s: %w", p.Metadata.Namespace, p.Metadata.Name, err)
+	}
+	return nil
+}
+
+// Label sets one label of a pod, if it is still the one that was looked at.
+func (c *Client) Label(ctx context.Context, p *agentapi.Pod, key, value string) error {
+	patch := map[string]any{"metadata": map[string]any{
+		"uid": p.Metadata.UID, "resourceVersion": p.Metadata.ResourceVersion,
+		"labels": map[string]string{key: value},
+	}}
+	path := podPath(p.Metadata.Namespace, p.Metadata.Name)
+	if err := c.call(ctx, http.MethodPatch, path, "application/merge-patch+json", patch, nil, 0); err != nil {
+		return fmt.Errorf("labelling pod %s/%s: %w", p.Metadata.Namespace, p.Metadata.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+)
+
+// EventType is what happened to a pod.
+type EventType string
+
+// What can happen.
+const (
+	Added    EventType = "ADDED"
+	Modified EventType = "MODIFIED"
+	Deleted  EventType = "DELETED"
+)
+
+// Event is one thing that happened to one pod.
+type Event struct {
+	Type EventType
+	Pod  *agentapi.Pod
+}
+
+// Pods lists the pods of a node, of all namespaces, and says up to which version of the store that is all.
+func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, version string, err error) {
+	var list struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+		Items []agentapi.Pod `json:"items"`
+	}
+	if err := c.call(ctx, http.MethodGet, podsPath(node, nil), "", nil, &list, maxList); err != nil {
+		return nil, "", fmt.Errorf("listing the pods of node %s: %w", node, err)
+	}
+	return list.Items, list.Metadata.ResourceVersion, nil
+}
+
+func podsPath(node string, more url.Values) string {
+	query := url.Values{"fieldSelector": {"spec.nodeName=" + node}}
+	for name, values := range more {
+		query[name] = values
+	}
+	return "/api/v1/pods?" + query.Encode()
+}
+
+// errExpired: the store no longer has the events since a version, so that everything must be listed again.
+var errExpired = &StatusError{Code: http.StatusGone, Reason: "Expired"}
+
+// IsExpired says that a watch can only go on after a new list.
+func IsExpired(err error) bool { return hasCode(err, http.StatusGone) }
+
+// Watch tells each what happens to the pods of a node after a version, until the server ends it, as it does after at most
+// the time given, or something fails. It gives the version from which to watch on.
+func (c *Client) Watch(ctx context.Context, node, version string, most time.Duration, each func(Event)) (string, error) {
+	// The server ends the watch by itself; one that does not, and keeps the connection, is left.
+	ctx, cancel := context.WithTimeout(ctx, most+requestTimeout)
+	defer cancel()
+	path := podsPath(node, url.Values{
+		"watch":               {"true"},
+		"allowWatchBookmarks": {"true"},
+		"resourceVersion":     {version},
+		"timeoutSeconds":      {strconv.Itoa(int(most / time.Second))},
+	})
+	response, err := c.do(ctx, http.MethodGet, path, "", nil)
+	if err != nil {
+		return version, fmt.Errorf("watching the pods of node %s: %w", node, err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	bounded := &meter{from: response.Body}
+	for decoder := json.NewDecoder(bounded); ; bounded.read = 0 {
+		next, event, err := nextEvent(decoder)
+		switch {
+		case errors.Is(err, io.EOF):
+			return version, nil
+		case err != nil:
+			return version, fmt.Errorf("watching the pods of node %s: %w", node, err)
+		}
+		if next != "" {
+			version = next
+		}
+		if event.Pod != nil {
+			each(event)
+		}
+	}
+}
+
+// nextEvent reads one line of a watch. A bookmark has a version and no event.
+func nextEvent(decoder *json.Decoder) (version string, event Event, err error) {
+	var line struct {
+		Type   string          `json:"type"`
+		Object json.RawMessage `json:"object"`
+	}
+	if err := decoder.Decode(&line); err != nil {
+		return "", Event{}, err
+	}
+	switch line.Type {
+	case "ERROR":
+		status := &StatusError{}
+		if json.Unmarshal(line.Object, status) != nil || status.Code == 0 {
+			return "", Event{}, errExpired
+		}
+		return "", Event{}, status
+	case "BOOKMARK", string(Added), string(Modified), string(Deleted):
+	default:
+		return "", Event{}, fmt.Errorf("an event of type %q is not known", line.Type)
+	}
+	pod := &agentapi.Pod{}
+	if err := json.Unmarshal(line.Object, pod); err != nil {
+		return "", Event{}, fmt.Errorf("a pod that is none: %w", err)
+	}
+	if line.Type != "BOOKMARK" {
+		event = Event{Type: EventType(line.Type), Pod: pod}
+	}
+	return pod.Metadata.ResourceVersion, event, nil
+}
+
+// meter fails when one event is larger than any object can be.
+type meter struct {
+	from io.Reader
+	read int
+}
+
+func (m *meter) Read(p []byte) (int, error) {
+	if m.read > agentapi.MaxBody {
+		return 0, fmt.Errorf("an event is larger than %d bytes", agentapi.MaxBody)
+	}
+	n, err := m.from.Read(p)
+	m.read += n
+	return n, err
+}
