@@ -43,6 +43,10 @@ istiod: ## build Istio's control plane, a peer for tests, into the cache (4 minu
 unbound: ## install Debian's unbound, a peer for tests, where that is possible
 	@scripts/unbound.sh
 
+.PHONY: iptables
+iptables: ## install Debian's iptables, a back end that tests compare with, where that is possible
+	@scripts/iptables.sh
+
 .PHONY: promtool
 promtool: ## put Debian's promtool, a peer for tests, into the cache, where that is possible
 	@scripts/promtool.sh
@@ -53,7 +57,7 @@ demo: build ## bring up the book shop: a whole mesh on this machine; Ctrl-C ends
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: lint build envoy istiod unbound promtool ## everything that has to hold: format, vet, lint, unit and end-to-end tests
+test: lint build envoy istiod unbound iptables promtool ## everything that has to hold: format, vet, lint, unit and end-to-end tests
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a module of its own, whose go.mod may lag behind this one's
