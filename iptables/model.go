@@ -5,10 +5,11 @@ package iptables
 
 import (
 	"net/netip"
+	"strings"
 )
 
-// Table is one of the three stages of netfilter that redirection uses. Their order in the path of a packet is raw, mangle,
-// nat.
+// Table is one of the stages of netfilter that redirection uses. Their order in the path of a packet is raw, mangle, nat,
+// filter.
 type Table string
 
 // The tables.
@@ -16,6 +17,7 @@ const (
 	Raw    Table = "raw"    // before connection tracking: zones
 	Mangle Table = "mangle" // marks, transparent proxying, invalid packets
 	NAT    Table = "nat"    // redirection; sees only the first packet of a connection
+	Filter Table = "filter" // refusal of a family that is not captured; nothing else is refused there
 )
 
 // Hook is the point of the network stack at which a base chain is called.
@@ -25,25 +27,32 @@ type Hook string
 const (
 	Prerouting Hook = "PREROUTING" // what comes in from a link, loopback included
 	Output     Hook = "OUTPUT"     // what processes of the namespace send
+	Input      Hook = "INPUT"      // what comes in for the namespace itself; only with Filter
+	Forward    Hook = "FORWARD"    // what goes through to somewhere else; only with Filter
 )
 
 // RuleSet is the whole of what is put in force in one network namespace: chains in the order in which they are made, and
 // what routing needs beside them. The zero value redirects nothing. A RuleSet is not changed once it is made.
 type RuleSet struct {
 	Chains []Chain
-	// Routing is needed for transparent proxying alone; nil without it.
+	// Routing is what else is needed of the namespace; nil if nothing.
 	Routing *Routing
 	// Families are those that the rules are for. Traffic of another one is not looked at.
 	Families Families
 }
 
-// Chain is an ordered list of rules. A base chain is called by the kernel at its hook, every other one by a jump.
+// Chain is an ordered list of rules. A base chain is called by the kernel at its hook, every other one by a jump from a
+// chain of its table; the chains that a chain jumps to come before it. The rules of base chains are jumps alone, so that
+// what they share a hook with sees every packet that ours let go.
 type Chain struct {
 	Table Table
-	Name  string // of the contract where it has one: ISTIO_OUTPUT
+	Name  string // unique in its table; of the contract where it has one: ISTIO_OUTPUT; of a base chain BaseName
 	Hook  Hook   // of a base chain; "" for the others
 	Rules []Rule
 }
+
+// BaseName is the name of the base chain of a table and hook, as nat_output.
+func BaseName(t Table, h Hook) string { return strings.ToLower(string(t) + "_" + string(h)) }
 
 // Rule does what its verdict says to the packets that its match holds for.
 type Rule struct {
@@ -77,7 +86,8 @@ const (
 )
 
 // Match is the conjunction of its conditions; a zero field is no condition. A rule with a condition on addresses holds only
-// for packets of the addresses' family; all addresses of one match are of one family.
+// for packets of the addresses' family; all addresses of one match are of one family. Compile gives a list more than one
+// entry only where it is negated (NotDestinationPorts, NotGIDs): "any of" is several rules.
 type Match struct {
 	Families Families // 0: those of the rule set
 	Protocol Protocol
@@ -136,13 +146,14 @@ const (
 	Return           Action = "RETURN"       // to the calling chain; from a base chain: accepted
 	Accept           Action = "ACCEPT"       // ends the table's walk
 	Drop             Action = "DROP"         // ends the packet
+	Reject           Action = "REJECT"       // ends the packet with a TCP reset, or for another protocol ICMP's port unreachable
 	Jump             Action = "JUMP"         // to Chain, and on with the next rule if that returns
 	Redirect         Action = "REDIRECT"     // to Port of this host; ends the walk
 	TransparentProxy Action = "TPROXY"       // to Port of this host, marked, destination unchanged; ends the walk
 	SetMark          Action = "MARK"         // of the packet; the walk goes on
 	SaveMark         Action = "SAVE_MARK"    // connection's mark := packet's; goes on
 	RestoreMark      Action = "RESTORE_MARK" // packet's mark := connection's; goes on
-	Zone             Action = "CT_ZONE"      // of connection tracking := ZoneID; goes on
+	Zone             Action = "CT_ZONE"      // of connection tracking := ZoneID; goes on; only the first one of a packet counts
 )
 
 // Verdict is an action with what it needs.
@@ -154,8 +165,10 @@ type Verdict struct {
 	ZoneID uint16 // of Zone
 }
 
-// Routing sends marked packets of any destination to the local host, for sockets that accept them (TPROXY).
+// Routing sends marked packets of any destination to the local host, for sockets that accept them (TPROXY), and gives the
+// loopback link the addresses that Envoy binds.
 type Routing struct {
+	// Mark, Table and Priority are of the policy rule and the route; there is none where Mark is 0.
 	Mark  uint32
 	Table int
 	// Priority of the rules, fixed so that a second apply finds them.

@@ -1,0 +1,121 @@
+package iptables
+
+import "net/netip"
+
+// The zones of connection tracking that keep apart what has the same addresses and ports: the kernel decides about NAT once
+// for each connection, and to it the agent's question to a resolver and an application's that was redirected look alike.
+const (
+	zoneResolver = 1 // to resolvers and back
+	zoneAgent    = 2 // applications to the agent and back
+)
+
+// resolvers are the conditions on the resolvers' addresses; one without condition for all.
+func (c *compiler) resolvers() []netip.Prefix {
+	if c.CaptureAllDNS {
+		return []netip.Prefix{{}}
+	}
+	var all []netip.Prefix
+	for _, a := range c.DNSServers {
+		all = append(all, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return all
+}
+
+func dnsQuestion(protocol Protocol, resolver netip.Prefix) Match {
+	m := Match{Protocol: protocol, DestinationPorts: onePort(53)}
+	if resolver.IsValid() {
+		m.Destination = oneNet(resolver)
+	}
+	return m
+}
+
+func resolverName(id string, resolver netip.Prefix) string {
+	if resolver.IsValid() {
+		return id + "-" + resolver.Addr().String()
+	}
+	return id
+}
+
+func (c *compiler) dnsChain() *chain {
+	n := newChain(NAT, chainDNS)
+	if !c.dns {
+		return n
+	}
+	for _, resolver := range c.resolvers() {
+		for _, protocol := range []Protocol{UDP, TCP} {
+			n.add(resolverName("dns/"+string(protocol), resolver), dnsQuestion(protocol, resolver), Verdict{Action: Redirect, Port: c.DNSPort},
+				"DNS goes to the agent's resolver, on port "+portText(c.DNSPort))
+		}
+	}
+	return n
+}
+
+// raw keeps the zones of DNS over UDP apart. The first zone that a packet gets is its zone.
+func (c *compiler) raw() []Chain {
+	if !c.dns {
+		return nil
+	}
+	in, out := newBase(Raw, Prerouting), newBase(Raw, Output)
+	in.jump("hook/raw-inbound", Match{Protocol: UDP}, chainInbound, "answers to DNS questions get their zone before connections are tracked")
+	out.jump("hook/raw-outbound", Match{Protocol: UDP}, chainDNS, "DNS questions get their zone before connections are tracked")
+	return used(c.answerZones(), c.questionZones(), in, out)
+}
+
+func zone(id uint16) Verdict { return Verdict{Action: Zone, ZoneID: id} }
+
+func (c *compiler) questionZones() *chain {
+	n := newChain(Raw, chainDNS)
+	for _, o := range c.owners() {
+		question, answer := o.match, o.match
+		question.Protocol, question.DestinationPorts = UDP, onePort(53)
+		answer.Protocol, answer.SourcePorts = UDP, onePort(c.DNSPort)
+		n.add("zone/question-of-proxy-"+o.name, question, zone(zoneResolver), "the agent's questions to resolvers are not applications'")
+		n.add("zone/answer-of-proxy-"+o.name, answer, zone(zoneAgent), "the agent's answers belong to applications' questions")
+	}
+	c.uncapturedZones(n)
+	for _, resolver := range c.resolvers() {
+		n.add(resolverName("zone/question", resolver), dnsQuestion(UDP, resolver), zone(zoneAgent), "applications' questions go to the agent")
+	}
+	return n
+}
+
+// uncapturedZones give the questions that go to resolvers uncaptured the zone that their answers get.
+func (c *compiler) uncapturedZones(n *chain) {
+	const reason = "the question is not captured, and its answer comes in the resolvers' zone"
+	add := func(id string, m Match) {
+		m.Protocol, m.DestinationPorts = UDP, onePort(53)
+		n.add("zone/"+id, m, zone(zoneResolver), reason)
+	}
+	for _, name := range c.ExcludeInterfaces {
+		add("exclude-interface-"+name, Match{OutInterface: name})
+	}
+	for _, p := range c.OutboundExcludePorts {
+		if p.Contains(53) {
+			add("exclude-port-"+p.String(), Match{})
+		}
+	}
+	for _, gid := range c.ExcludeOwnerGroups {
+		add("exclude-group-"+decimal(gid), Match{GIDs: []uint32{gid}})
+	}
+	if !c.OwnerGroups.All {
+		add("other-groups", Match{GIDs: unique(c.OwnerGroups.Listed), NotGIDs: true})
+	}
+}
+
+func (c *compiler) answerZones() *chain {
+	n := newChain(Raw, chainInbound)
+	for _, resolver := range c.resolvers() {
+		for _, name := range c.VirtualInterfaces {
+			m := dnsQuestion(UDP, resolver)
+			m.InInterface = name
+			n.add(resolverName("zone/virtual-"+name, resolver), m, zone(zoneResolver),
+				"a virtual machine's questions are passed on to the resolver, and their answers have to find back")
+		}
+		m := Match{Protocol: UDP, SourcePorts: onePort(53)}
+		if resolver.IsValid() {
+			m.Source = oneNet(resolver)
+		}
+		n.add(resolverName("zone/answer", resolver), m, zone(zoneResolver), "answers of resolvers belong to the agent's questions")
+	}
+	return n
+}

@@ -1,0 +1,45 @@
+package iptables
+
+import "slices"
+
+// refusal are the chains that refuse of a family what would be captured of it: the same decisions, with another end. They
+// are of the filter table, where alone every back end can refuse.
+func (c *compiler) refusal() []Chain {
+	f := *c
+	f.Options.Interception = RedirectMode
+	f.families, f.refused = c.refused, 0
+	f.OutboundCIDRs, f.OutboundExcludeCIDRs, f.DNSServers = c.asked.OutboundCIDRs, c.asked.OutboundExcludeCIDRs, c.asked.DNSServers
+	f.limitAddresses()
+	in, out, through := newBase(Filter, Input), newBase(Filter, Output), newBase(Filter, Forward)
+	fresh := []State{New}
+	in.jump("refuse/hook-inbound", Match{Protocol: TCP, States: fresh}, chainInbound, "connections that come in are looked at")
+	out.jump("refuse/hook-outbound", Match{States: fresh}, chainOutput, "all that goes out is looked at")
+	for _, name := range f.VirtualInterfaces {
+		through.jump("refuse/hook-virtual-"+name, Match{InInterface: name, States: fresh}, chainVirtual, "what comes in from "+name+" is outbound traffic")
+	}
+	chains := []*chain{f.redirectChain(), f.inRedirectChain(), f.dnsChain(), f.inboundChain(), f.virtualChain(), f.outputChain()}
+	for _, n := range chains {
+		refuse(n)
+	}
+	kept := used(append(chains, in, through, out)...)
+	limit(kept, c.refused)
+	return kept
+}
+
+// refuse turns a chain that redirects into one that refuses. What the proxy sends, to itself too, is left alone.
+func refuse(n *chain) {
+	n.Table = Filter
+	n.Rules = slices.DeleteFunc(n.Rules, func(r Rule) bool { return r.Verdict.Chain == chainInRedirect && n.Name == chainOutput })
+	for i := range n.Rules {
+		r := &n.Rules[i]
+		r.ID = "refuse/" + r.ID
+		if r.Verdict.Action == Redirect {
+			r.Verdict = Verdict{Action: Reject}
+			r.Reason = "what would be captured is refused, as the proxy does not take this address family"
+		}
+	}
+	if n.Name == chainInbound && len(n.Rules) > 0 {
+		n.Rules = slices.Insert(n.Rules, 0, Rule{ID: "refuse/inbound/local", Match: Match{InInterface: loopback},
+			Verdict: Verdict{Action: Return}, Reason: "traffic within the pod is left alone"})
+	}
+}

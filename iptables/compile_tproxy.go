@@ -1,0 +1,98 @@
+package iptables
+
+const allBits = 1<<32 - 1
+
+// mangle are the chains that drop what belongs to no connection, and those of transparent proxying.
+func (c *compiler) mangle() []Chain {
+	in, out := newBase(Mangle, Prerouting), newBase(Mangle, Output)
+	if c.DropInvalid {
+		in.jump("hook/mangle-invalid", Match{States: []State{Invalid}}, chainDrop, "packets that belong to no connection are looked at")
+	}
+	in.jump("hook/mangle-inbound", Match{Protocol: TCP}, chainInbound, "TCP that comes in is looked at")
+	out.jump("hook/mangle-outbound", Match{Protocol: TCP}, chainOutput, "TCP that goes out is looked at")
+	return used(c.dropChain(), c.divertChain(), c.tproxyChain(), c.tproxyInbound(), c.tproxyOutput(), in, out)
+}
+
+func (c *compiler) dropChain() *chain {
+	n := newChain(Mangle, chainDrop)
+	if c.DropInvalid {
+		n.add("invalid/drop", Match{}, Verdict{Action: Drop}, "a packet outside of its connection's window would make the kernel reset the connection")
+	}
+	return n
+}
+
+func (c *compiler) proxyMark() Mark { return Mark{Value: c.TProxyMark, Mask: allBits} }
+
+func (c *compiler) divertChain() *chain {
+	n := newChain(Mangle, chainDivert)
+	n.add("tproxy/mark-established", Match{}, Verdict{Action: SetMark, Mark: c.proxyMark()}, "packets of a connection that Envoy holds are delivered here, whatever their destination")
+	n.add("tproxy/established", Match{}, Verdict{Action: Accept}, "the connection has its socket already")
+	return n
+}
+
+func (c *compiler) tproxyChain() *chain {
+	n := newChain(Mangle, chainTProxy)
+	for _, l := range c.locals() {
+		n.add("tproxy/inbound-"+l.name, Match{Protocol: TCP, Destination: oneNet(l.loopback), NotDestination: true},
+			Verdict{Action: TransparentProxy, Port: c.InboundPort, Mark: c.proxyMark()},
+			"inbound connections go to Envoy's port "+portText(c.InboundPort)+", addresses as they are")
+	}
+	return n
+}
+
+// tproxyInbound sees every packet, and those on lo too: connections of the proxy to its own pod come by there.
+func (c *compiler) tproxyInbound() *chain {
+	n := newChain(Mangle, chainInbound)
+	if !c.tproxy() || !c.inbound() {
+		return n
+	}
+	c.inboundExceptions(n)
+	mark, self := c.proxyMark(), Mark{Value: selfCallMark, Mask: allBits}
+	n.add("tproxy/save-mark", Match{Protocol: TCP, Mark: &mark}, Verdict{Action: SaveMark},
+		"the application's answers have to find the socket with the client's address")
+	n.leave("tproxy/from-proxy", Match{Protocol: TCP, Mark: &mark}, "the proxy passes the connection on with the client's address; captured again, it would come back for ever")
+	for _, l := range c.locals() {
+		n.leave("tproxy/passthrough-"+l.name, Match{Protocol: TCP, InInterface: loopback, Source: oneNet(l.passthrough)},
+			"the proxy and the agent speak to the application from "+l.passthrough.Addr().String())
+	}
+	n.leave("tproxy/local", Match{Protocol: TCP, InInterface: loopback, Mark: &self, NotMark: true}, "traffic within the pod stays there, the proxy's calls to its own pod aside")
+	established := Match{Protocol: TCP, States: []State{Established, Related}}
+	// An answer to what a virtual machine sent past the proxy goes on to the machine.
+	established.Socket = len(c.VirtualInterfaces) > 0
+	c.inboundTProxy(n, established)
+	return n
+}
+
+// inboundTProxy captures by ports: first what belongs to a connection already, then new ones.
+func (c *compiler) inboundTProxy(n *chain, established Match) {
+	captured := newChain(Mangle, chainInbound)
+	c.inboundCapture(captured, Match{Protocol: TCP}, chainTProxy)
+	for _, r := range captured.Rules {
+		if r.Verdict.Action == Jump {
+			m := established
+			m.DestinationPorts = r.Match.DestinationPorts
+			n.jump(r.ID+"-established", m, chainDivert, "the connection was captured when it began")
+		}
+		n.Rules = append(n.Rules, r)
+	}
+}
+
+// tproxyOutput marks what has to come back as inbound traffic, and answers to clients' addresses.
+func (c *compiler) tproxyOutput() *chain {
+	n := newChain(Mangle, chainOutput)
+	if !c.tproxy() || !c.inbound() {
+		return n
+	}
+	for _, name := range c.ExcludeInterfaces {
+		n.leave("mark/exclude-interface-"+name, Match{OutInterface: name}, "traffic of the interface "+name+" is excluded")
+	}
+	mark, self := c.proxyMark(), Mark{Value: selfCallMark, Mask: allBits}
+	n.leave("mark/from-proxy", Match{Protocol: TCP, OutInterface: loopback, Mark: &mark}, "the proxy passes an inbound connection on with the client's address")
+	for _, o := range c.owners() {
+		for _, l := range c.locals() {
+			n.add("mark/self-call-"+o.name+"-"+l.name, c.selfCall(l, o), Verdict{Action: SetMark, Mark: self}, selfCallReason)
+		}
+	}
+	n.add("mark/answer", Match{Protocol: TCP, ConnMark: &mark}, Verdict{Action: RestoreMark}, "the application answers the client's address, and the proxy has the socket")
+	return n
+}

@@ -1,0 +1,249 @@
+package iptables
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Setting is one option as it is written: in a flag, a variable of the environment, or a saved configuration.
+type Setting struct {
+	Name      string   // of the flag, or of the variable where there is no flag
+	Shorthand string   // of the flag
+	Env       []string // variables, the first that is set counts
+	NoFlag    bool
+	Boolean   bool
+	Help      string
+
+	get func(*Options) string
+	set func(*Options, string, Names) error
+}
+
+// The names of flags, which messages use too.
+const (
+	flagProxyPort       = "envoy-port"
+	flagInboundPort     = "inbound-capture-port"
+	flagTunnelPort      = "inbound-tunnel-port"
+	flagDNSPort         = "dns-port"
+	flagUID             = "proxy-uid"
+	flagGID             = "proxy-gid"
+	flagMode            = "istio-inbound-interception-mode"
+	flagMark            = "istio-inbound-tproxy-mark"
+	flagTable           = "istio-inbound-tproxy-route-table"
+	flagInbound         = "istio-inbound-ports"
+	flagInboundExclude  = "istio-local-exclude-ports"
+	flagCIDRs           = "istio-service-cidr"
+	flagExcludeCIDRs    = "istio-service-exclude-cidr"
+	flagOutbound        = "istio-outbound-ports"
+	flagOutboundExclude = "istio-local-outbound-ports-exclude"
+	flagInterfaces      = "istio-exclude-interfaces"
+	flagVirtual         = "kube-virt-interfaces"
+	flagRedirectDNS     = "redirect-dns"
+	flagCaptureAllDNS   = "capture-all-dns"
+	flagDNSServers      = "dns-servers"
+	flagDropInvalid     = "drop-invalid"
+	flagDualStack       = "dual-stack"
+	flagIPv6            = "ipv6"
+	flagAddresses       = "addresses"
+
+	envGroups        = "ISTIO_OUTBOUND_OWNER_GROUPS"
+	envExcludeGroups = "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"
+	envLoopback      = "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"
+)
+
+// settings are in the order in which help and saved configurations list them.
+var settings = []Setting{
+	port(flagProxyPort, "p", "port of Envoy that outbound connections go to", func(o *Options) *uint16 { return &o.ProxyPort }).noEnv(),
+	port(flagInboundPort, "z", "port of Envoy that inbound connections go to", func(o *Options) *uint16 { return &o.InboundPort }),
+	port(flagTunnelPort, "e", "port of Envoy for HBONE, which is not redirected", func(o *Options) *uint16 { return &o.TunnelPort }),
+	port(flagDNSPort, "", "port of the agent's resolver", func(o *Options) *uint16 { return &o.DNSPort }),
+	list(flagUID, "u", "users that the proxy runs as, whose connections are their own (default: that of the user $ENVOY_USER, or else 1337)",
+		func(o *Options) *[]uint32 { return &o.ProxyUIDs }, decimal, func(n Names) func(string) (uint32, error) { return parseID("user", n.User) }),
+	list(flagGID, "g", "groups that the proxy runs as (default: as --proxy-uid)",
+		func(o *Options) *[]uint32 { return &o.ProxyGIDs }, decimal, group),
+	{Name: flagMode, Shorthand: "m", Help: "how inbound connections reach Envoy: REDIRECT, or TPROXY, which keeps the client's address",
+		get: func(o *Options) string { return string(o.Interception) },
+		set: func(o *Options, text string, _ Names) error {
+			o.Interception = cmp.Or(Interception(text), RedirectMode)
+			return nil
+		}},
+	{Name: flagMark, Shorthand: "t", Help: "mark of packets for TPROXY",
+		get: func(o *Options) string { return decimal(o.TProxyMark) }, set: setMark},
+	{Name: flagTable, Shorthand: "r", Help: "routing table for TPROXY",
+		get: func(o *Options) string { return strconv.Itoa(o.TProxyTable) }, set: setTable},
+	{Name: flagInbound, Shorthand: "b", Help: `inbound ports to capture: "*", or a list of ports and ranges (80,8000-8010)`,
+		get: func(o *Options) string {
+			return chosen(o.InboundPorts.All, joined(o.InboundPorts.Listed, PortRange.String))
+		},
+		set: func(o *Options, text string, _ Names) (err error) {
+			o.InboundPorts.All, o.InboundPorts.Listed, err = parseChoice(text, parsePortRange)
+			return err
+		}},
+	ports(flagInboundExclude, "d", `inbound ports to take away from "*"`, func(o *Options) *[]PortRange { return &o.InboundExcludePorts }),
+	{Name: flagCIDRs, Shorthand: "i", Help: `destinations to capture: "*", or a list of CIDRs`,
+		get: func(o *Options) string {
+			return chosen(o.OutboundCIDRs.All, joined(o.OutboundCIDRs.Listed, netip.Prefix.String))
+		},
+		set: func(o *Options, text string, _ Names) (err error) {
+			o.OutboundCIDRs.All, o.OutboundCIDRs.Listed, err = parseChoice(text, parseCIDR)
+			return err
+		}},
+	list(flagExcludeCIDRs, "x", "destinations not to capture, as CIDRs", func(o *Options) *[]netip.Prefix { return &o.OutboundExcludeCIDRs },
+		netip.Prefix.String, func(Names) func(string) (netip.Prefix, error) { return parseCIDR }),
+	ports(flagOutbound, "q", "outbound ports to capture at any address", func(o *Options) *[]PortRange { return &o.OutboundPorts }),
+	ports(flagOutboundExclude, "o", "outbound ports not to capture", func(o *Options) *[]PortRange { return &o.OutboundExcludePorts }),
+	interfaces(flagInterfaces, "c", "interfaces whose traffic is not touched", func(o *Options) *[]string { return &o.ExcludeInterfaces }),
+	interfaces(flagVirtual, "k", "interfaces from which outbound traffic comes in: of virtual machines and inner containers",
+		func(o *Options) *[]string { return &o.VirtualInterfaces }),
+	boolean(flagRedirectDNS, "capture DNS for the agent's resolver", func(o *Options) *bool { return &o.RedirectDNS }, "ISTIO_META_DNS_CAPTURE"),
+	boolean(flagCaptureAllDNS, "capture DNS to any resolver, not only to those of resolv.conf", func(o *Options) *bool { return &o.CaptureAllDNS }),
+	list(flagDNSServers, "", "resolvers whose DNS is captured (default: those of resolv.conf)", func(o *Options) *[]netip.Addr { return &o.DNSServers },
+		netip.Addr.String, func(Names) func(string) (netip.Addr, error) { return parseAddress }),
+	boolean(flagDropInvalid, "drop packets that belong to no connection", func(o *Options) *bool { return &o.DropInvalid }, "INVALID_DROP"),
+	boolean(flagDualStack, "the mesh is dual stack: capture IPv4 and IPv6", func(o *Options) *bool { return &o.DualStack }, "ISTIO_DUAL_STACK"),
+	{Name: flagIPv6, Env: []string{"PILOTFISH_IPV6"}, Help: "what to do with IPv6 without --dual-stack: auto (capture it where there is no IPv4), capture, reject or pass",
+		get: func(o *Options) string { return string(o.IPv6) },
+		set: func(o *Options, text string, _ Names) error { o.IPv6 = IPv6Policy(text); return nil }},
+	list(flagAddresses, "", "addresses of the namespace, by which --ipv6 auto decides (default: those it has)",
+		func(o *Options) *[]netip.Addr { return &o.Addresses },
+		netip.Addr.String, func(Names) func(string) (netip.Addr, error) { return parseAddress }).noEnv(),
+	{Name: envGroups, Env: []string{envGroups}, NoFlag: true, Help: `groups of processes whose outbound traffic is captured: "*", or a list of at most 64`,
+		get: func(o *Options) string { return chosen(o.OwnerGroups.All, joined(o.OwnerGroups.Listed, decimal)) },
+		set: func(o *Options, text string, n Names) (err error) {
+			o.OwnerGroups.All, o.OwnerGroups.Listed, err = parseChoice(text, group(n))
+			return err
+		}},
+	list(envExcludeGroups, "", "groups of processes whose outbound traffic is not captured",
+		func(o *Options) *[]uint32 { return &o.ExcludeOwnerGroups }, decimal, group).envOnly(),
+	{Name: envLoopback, Env: []string{envLoopback}, NoFlag: true, Help: "the loopback addresses that are left alone",
+		get: func(o *Options) string { return o.LoopbackCIDR.String() },
+		set: func(o *Options, text string, _ Names) (err error) {
+			o.LoopbackCIDR, err = parseCIDR(text)
+			return err
+		}},
+}
+
+// Settings are all options by the names of Istio's flags and variables.
+func Settings() []Setting { return slices.Clone(settings) }
+
+// Set gives the option the value as it is written in a flag or variable. What it can tell alone it refuses; the rest is
+// for Validate.
+func (o *Options) Set(name, value string, names Names) error {
+	for i := range settings {
+		if s := &settings[i]; s.Name == name {
+			if err := s.set(o, strings.TrimSpace(value), names); err != nil {
+				return fmt.Errorf("%s: %w", s.Title(), err)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("there is no option %q of redirection", name)
+}
+
+// Get is the value of an option as Set takes it.
+func (o *Options) Get(name string) string {
+	for i := range settings {
+		if settings[i].Name == name {
+			return settings[i].get(o)
+		}
+	}
+	return ""
+}
+
+// Title is the name as a person writes it.
+func (s *Setting) Title() string {
+	if s.NoFlag {
+		return s.Name
+	}
+	return "--" + s.Name
+}
+
+func titleOf(name string) string {
+	for i := range settings {
+		if settings[i].Name == name {
+			return settings[i].Title()
+		}
+	}
+	return name
+}
+
+func (s Setting) noEnv() Setting   { s.Env = nil; return s }
+func (s Setting) envOnly() Setting { s.NoFlag, s.Env = true, []string{s.Name}; return s }
+
+func upperSnake(flag string) string { return strings.ToUpper(strings.ReplaceAll(flag, "-", "_")) }
+
+func init() {
+	for i := range settings {
+		s := &settings[i]
+		if s.Env == nil && s.Name != flagProxyPort && s.Name != flagAddresses {
+			s.Env = []string{upperSnake(s.Name)}
+		}
+	}
+}
+
+func chosen(all bool, list string) string {
+	if all {
+		return "*"
+	}
+	return list
+}
+
+func decimal(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
+
+func group(n Names) func(string) (uint32, error) { return parseID("group", n.Group) }
+
+func port(name, short, help string, field func(*Options) *uint16) Setting {
+	return Setting{Name: name, Shorthand: short, Help: help,
+		get: func(o *Options) string { return strconv.Itoa(int(*field(o))) },
+		set: func(o *Options, text string, _ Names) (err error) {
+			*field(o), err = parsePort(text)
+			return err
+		}}
+}
+
+func list[T comparable](name, short, help string, field func(*Options) *[]T, write func(T) string, read func(Names) func(string) (T, error)) Setting {
+	return Setting{Name: name, Shorthand: short, Help: help,
+		get: func(o *Options) string { return joined(*field(o), write) },
+		set: func(o *Options, text string, n Names) (err error) {
+			*field(o), err = parseList(text, read(n))
+			return err
+		}}
+}
+
+func ports(name, short, help string, field func(*Options) *[]PortRange) Setting {
+	return list(name, short, help, field, PortRange.String, func(Names) func(string) (PortRange, error) { return parsePortRange })
+}
+
+func interfaces(name, short, help string, field func(*Options) *[]string) Setting {
+	return list(name, short, help, field, func(s string) string { return s }, func(Names) func(string) (string, error) { return parseInterface })
+}
+
+func boolean(name, help string, field func(*Options) *bool, otherEnv ...string) Setting {
+	return Setting{Name: name, Help: help, Boolean: true, Env: append([]string{upperSnake(name)}, otherEnv...),
+		get: func(o *Options) string { return strconv.FormatBool(*field(o)) },
+		set: func(o *Options, text string, _ Names) (err error) {
+			*field(o), err = parseBool(text)
+			return err
+		}}
+}
+
+func setMark(o *Options, text string, _ Names) error {
+	n, err := strconv.ParseUint(text, 0, 32)
+	if err != nil || n == 0 {
+		return fmt.Errorf("%q is no mark: write a number from 1 to 4294967295, as 1337 or 0x539", text)
+	}
+	o.TProxyMark = uint32(n)
+	return nil
+}
+
+func setTable(o *Options, text string, _ Names) error {
+	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil {
+		return fmt.Errorf("%q is no routing table: write a number from 1 to 252, or above 255", text)
+	}
+	o.TProxyTable = int(n)
+	return nil
+}

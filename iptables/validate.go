@@ -1,0 +1,134 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// selfCallMark marks the proxy's connections to its own pod under TPROXY; the number is Istio's.
+const selfCallMark = 1338
+
+// maxOwnerGroups is Istio's bound: the groups become conditions of one rule.
+const maxOwnerGroups = 64
+
+// Validate tells everything that is wrong with the options, each with the option's name, its value, and what would do.
+func (o *Options) Validate() error {
+	var errs []error
+	refuse := func(name, remedy string) {
+		errs = append(errs, fmt.Errorf("%s %q: %s", titleOf(name), o.Get(name), remedy))
+	}
+	o.validatePorts(refuse)
+	o.validateProxy(refuse)
+	o.validateInterception(refuse)
+	o.validateOutbound(refuse)
+	o.validateFamilies(refuse)
+	return errors.Join(errs...)
+}
+
+func (o *Options) validatePorts(refuse func(name, remedy string)) {
+	own := []struct {
+		name string
+		port uint16
+	}{{flagProxyPort, o.ProxyPort}, {flagInboundPort, o.InboundPort}, {flagTunnelPort, o.TunnelPort}, {flagDNSPort, o.DNSPort}}
+	for i, a := range own {
+		if a.port == 0 {
+			refuse(a.name, "write a port from 1 to 65535")
+			continue
+		}
+		for _, b := range own[:i] {
+			if a.port == b.port {
+				refuse(a.name, "it is the port of "+titleOf(b.name)+" too: give each its own")
+			}
+		}
+	}
+	for _, l := range []struct {
+		name string
+		list []PortRange
+	}{
+		{flagInbound, o.InboundPorts.Listed}, {flagInboundExclude, o.InboundExcludePorts},
+		{flagOutbound, o.OutboundPorts}, {flagOutboundExclude, o.OutboundExcludePorts},
+	} {
+		if slices.ContainsFunc(l.list, func(p PortRange) bool { return p.First == 0 || p.Last < p.First }) {
+			refuse(l.name, "write ports from 1 to 65535, and ranges from the lower to the higher")
+		}
+	}
+	if o.InboundPorts.All && len(o.InboundPorts.Listed) > 0 {
+		refuse(flagInbound, errStar.Error())
+	}
+}
+
+func (o *Options) validateProxy(refuse func(name, remedy string)) {
+	if len(o.ProxyUIDs) == 0 && len(o.ProxyGIDs) == 0 {
+		refuse(flagUID, "name the user or the group that the proxy runs as, or its own connections would come back to it for ever")
+	}
+	for _, l := range []struct {
+		name string
+		ids  []uint32
+	}{{flagUID, o.ProxyUIDs}, {flagGID, o.ProxyGIDs}, {envGroups, o.OwnerGroups.Listed}, {envExcludeGroups, o.ExcludeOwnerGroups}} {
+		if slices.Contains(l.ids, 1<<32-1) {
+			refuse(l.name, "4294967295 is nobody's id")
+		}
+	}
+	if len(o.OwnerGroups.Listed) > maxOwnerGroups {
+		refuse(envGroups, fmt.Sprintf("at most %d groups", maxOwnerGroups))
+	}
+	if !o.OwnerGroups.All && len(o.OwnerGroups.Listed) == 0 {
+		refuse(envGroups, `write "*" or a list of groups`)
+	}
+	if o.OwnerGroups.All && len(o.OwnerGroups.Listed) > 0 {
+		refuse(envGroups, errStar.Error())
+	}
+	for _, name := range o.VirtualInterfaces {
+		if slices.Contains(o.ExcludeInterfaces, name) {
+			refuse(flagVirtual, fmt.Sprintf("%q is in %s too: its traffic is either captured or not", name, titleOf(flagInterfaces)))
+		}
+	}
+}
+
+func (o *Options) validateInterception(refuse func(name, remedy string)) {
+	switch o.Interception {
+	case RedirectMode:
+		return
+	case TProxyMode:
+	default:
+		refuse(flagMode, "use REDIRECT or TPROXY")
+		return
+	}
+	if o.TProxyMark == 0 || o.TProxyMark == selfCallMark {
+		refuse(flagMark, fmt.Sprintf("write a number other than 0, and than %d, which marks the proxy's calls to its own pod", selfCallMark))
+	}
+	// 253 to 255 are the kernel's own: default, main, local.
+	if o.TProxyTable < 1 || o.TProxyTable >= 253 && o.TProxyTable <= 255 || int64(o.TProxyTable) > 1<<31-1 {
+		refuse(flagTable, "write a number from 1 to 252, or above 255: the others are the kernel's own tables")
+	}
+}
+
+func (o *Options) validateOutbound(refuse func(name, remedy string)) {
+	if o.OutboundCIDRs.All && len(o.OutboundCIDRs.Listed) > 0 {
+		refuse(flagCIDRs, errStar.Error())
+	}
+	bad := func(p netip.Prefix) bool { return !p.IsValid() || p.Masked() != p || p.Addr().Is4In6() }
+	if slices.ContainsFunc(o.OutboundCIDRs.Listed, bad) {
+		refuse(flagCIDRs, "write CIDRs without host bits")
+	}
+	if slices.ContainsFunc(o.OutboundExcludeCIDRs, bad) {
+		refuse(flagExcludeCIDRs, "write CIDRs without host bits")
+	}
+	if l := o.LoopbackCIDR; bad(l) || !l.Addr().Is4() || !l.Addr().IsLoopback() || l.Bits() < 8 {
+		refuse(envLoopback, "write a CIDR within 127.0.0.0/8, as 127.0.0.1/32")
+	}
+	if slices.ContainsFunc(o.DNSServers, func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }) {
+		refuse(flagDNSServers, "write IP addresses without a zone")
+	}
+}
+
+func (o *Options) validateFamilies(refuse func(name, remedy string)) {
+	if !slices.Contains([]IPv6Policy{IPv6Auto, IPv6Capture, IPv6Reject, IPv6Pass}, o.IPv6) {
+		refuse(flagIPv6, "use auto, capture, reject or pass")
+	}
+	if o.DualStack && (o.IPv6 == IPv6Reject || o.IPv6 == IPv6Pass) {
+		refuse(flagIPv6, "dual stack captures IPv6: leave out one of the two")
+	}
+}
