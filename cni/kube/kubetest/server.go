@@ -1,0 +1,293 @@
+// Package kubetest is a Kubernetes API server for tests, as far as the client of package kube asks one: pods are kept in
+// memory, listed, watched, deleted with preconditions and patched. It is no proof of what a real one does.
+package kubetest
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/kube"
+)
+
+// Token is the one that the server takes.
+const Token = "token-of-the-test"
+
+// Server is the API server.
+type Server struct {
+	*httptest.Server
+
+	mu       sync.Mutex
+	version  int
+	pods     map[string]agentapi.Pod
+	events   []event
+	changed  chan struct{} // closed at each change
+	broken   int           // answer everything with this code; 0: work
+	asked    map[string]int
+	objects  map[string]string // other objects by path: daemon sets
+	expiring bool
+}
+
+type event struct {
+	version int
+	kind    kube.EventType
+	pod     agentapi.Pod
+}
+
+// New starts a server for the time of the test.
+func New(t testing.TB) *Server {
+	s := &Server{pods: map[string]agentapi.Pod{}, changed: make(chan struct{}), asked: map[string]int{}, objects: map[string]string{}}
+	s.Server = httptest.NewTLSServer(http.HandlerFunc(s.serve))
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+// CA is the certificate that the server is known by, in PEM.
+func (s *Server) CA() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+}
+
+// Config is how a client reaches it.
+func (s *Server) Config() kube.Config {
+	return kube.Config{Server: s.URL, CA: s.CA(), Token: Token}
+}
+
+// Client is one for the time of the test.
+func (s *Server) Client(t testing.TB) *kube.Client {
+	t.Helper()
+	c, err := kube.New(s.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// Put adds a pod or changes it.
+func (s *Server) Put(p agentapi.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.put(p)
+}
+
+func (s *Server) put(p agentapi.Pod) agentapi.Pod {
+	name := p.Metadata.Namespace + "/" + p.Metadata.Name
+	kind := kube.Added
+	if _, known := s.pods[name]; known {
+		kind = kube.Modified
+	}
+	s.version++
+	p.Metadata.ResourceVersion = strconv.Itoa(s.version)
+	s.pods[name] = p
+	s.happened(kind, p)
+	return p
+}
+
+func (s *Server) happened(kind kube.EventType, p agentapi.Pod) {
+	s.events = append(s.events, event{s.version, kind, p})
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// Remove takes a pod away.
+func (s *Server) Remove(namespace, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(namespace + "/" + name)
+}
+
+func (s *Server) remove(name string) {
+	p, known := s.pods[name]
+	if !known {
+		return
+	}
+	delete(s.pods, name)
+	s.version++
+	p.Metadata.ResourceVersion = strconv.Itoa(s.version)
+	s.happened(kube.Deleted, p)
+}
+
+// Pod gives a pod as it is now.
+func (s *Server) Pod(namespace, name string) (agentapi.Pod, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, known := s.pods[namespace+"/"+name]
+	return p, known
+}
+
+// SetObject makes another object readable at a path; "" takes it away.
+func (s *Server) SetObject(path, text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.objects[path] = text
+}
+
+// Break has everything answered with an HTTP status, and watches ended; 0 mends it.
+func (s *Server) Break(code int) {
+	s.mu.Lock()
+	s.broken = code
+	s.mu.Unlock()
+	s.CloseClientConnections()
+}
+
+// Expire forgets all events, as a store does after compaction: who watches has to list again.
+func (s *Server) Expire() {
+	s.mu.Lock()
+	s.events, s.expiring = nil, true
+	s.mu.Unlock()
+	s.CloseClientConnections()
+}
+
+// Asked counts requests by method and path.
+func (s *Server) Asked(method, path string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked[method+" "+path]
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.asked[r.Method+" "+r.URL.Path]++
+	broken, object := s.broken, s.objects[r.URL.Path]
+	s.mu.Unlock()
+	switch {
+	case broken != 0:
+		refuse(w, broken, "Broken")
+	case r.Header.Get("Authorization") != "Bearer "+Token:
+		refuse(w, http.StatusUnauthorized, "Unauthorized")
+	case object != "":
+		fmt.Fprint(w, object)
+	case r.URL.Path == "/api/v1/pods" && r.URL.Query().Get("watch") == "true":
+		s.watch(w, r)
+	case r.URL.Path == "/api/v1/pods":
+		s.list(w, r)
+	default:
+		s.one(w, r)
+	}
+}
+
+func refuse(w http.ResponseWriter, code int, reason string) {
+	w.WriteHeader(code)
+	fmt.Fprintf(w, `{"kind":"Status","code":%d,"reason":%q,"message":"said the test"}`, code, reason)
+}
+
+func selected(r *http.Request, p *agentapi.Pod) bool {
+	node, only := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "spec.nodeName=")
+	return !only || p.Spec.NodeName == node
+}
+
+func (s *Server) list(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expiring = false
+	items := []agentapi.Pod{}
+	for _, p := range s.pods {
+		if selected(r, &p) {
+			items = append(items, p)
+		}
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "PodList", "metadata": map[string]string{"resourceVersion": strconv.Itoa(s.version)}, "items": items})
+}
+
+func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	seconds, _ := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
+	timeout := time.After(time.Duration(seconds) * time.Second)
+	for {
+		s.mu.Lock()
+		changed, expiring := s.changed, s.expiring
+		var news []event
+		for _, e := range s.events {
+			if e.version > from && selected(r, &e.pod) {
+				news = append(news, e)
+			}
+		}
+		s.mu.Unlock()
+		if expiring {
+			refuse(w, http.StatusGone, "Expired")
+			return
+		}
+		for _, e := range news {
+			from = e.version
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": e.kind, "object": e.pod})
+		}
+		if http.NewResponseController(w).Flush() != nil {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			return
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// one answers for one pod.
+func (s *Server) one(w http.ResponseWriter, r *http.Request) {
+	parts := strings.Split(r.URL.Path, "/") // "", api, v1, namespaces, NS, pods, NAME
+	if len(parts) != 7 || parts[5] != "pods" {
+		refuse(w, http.StatusNotFound, "NotFound")
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := parts[4] + "/" + parts[6]
+	p, known := s.pods[name]
+	if !known {
+		refuse(w, http.StatusNotFound, "NotFound")
+		return
+	}
+	switch r.Method {
+	case http.MethodDelete:
+		s.deleteOne(w, r, name, p)
+	case http.MethodPatch:
+		s.patchOne(w, r, p)
+	default:
+		_ = json.NewEncoder(w).Encode(p)
+	}
+}
+
+func (s *Server) deleteOne(w http.ResponseWriter, r *http.Request, name string, p agentapi.Pod) {
+	var options struct {
+		Preconditions struct{ UID, ResourceVersion string }
+	}
+	_ = json.NewDecoder(r.Body).Decode(&options)
+	c := options.Preconditions
+	if c.UID != "" && c.UID != p.Metadata.UID || c.ResourceVersion != "" && c.ResourceVersion != p.Metadata.ResourceVersion {
+		refuse(w, http.StatusConflict, "Conflict")
+		return
+	}
+	s.remove(name)
+	fmt.Fprint(w, `{}`)
+}
+
+func (s *Server) patchOne(w http.ResponseWriter, r *http.Request, p agentapi.Pod) {
+	var patch agentapi.Pod
+	_ = json.NewDecoder(r.Body).Decode(&patch)
+	m := patch.Metadata
+	if m.UID != "" && m.UID != p.Metadata.UID || m.ResourceVersion != "" && m.ResourceVersion != p.Metadata.ResourceVersion {
+		refuse(w, http.StatusConflict, "Conflict")
+		return
+	}
+	labels := map[string]string{}
+	for _, from := range []map[string]string{p.Metadata.Labels, m.Labels} {
+		for k, v := range from {
+			labels[k] = v
+		}
+	}
+	p.Metadata.Labels = labels
+	_ = json.NewEncoder(w).Encode(s.put(p))
+}

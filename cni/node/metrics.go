@@ -1,0 +1,91 @@
+package node
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+)
+
+// Metrics are the node agent's figures. Where Istio's node agent has one of the same meaning, so it is named.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	Ready    prometheus.Gauge
+	Installs *prometheus.CounterVec // by result
+	Fights   *prometheus.CounterVec // by file
+	Repairs  *prometheus.CounterVec // by type and result
+	Checks   *prometheus.CounterVec // of live pods, by result
+	Drifted  prometheus.Gauge
+	Watched  prometheus.Gauge
+
+	commands *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	asked    *prometheus.CounterVec
+}
+
+// latencies are of a plugin whose median is under 10 ms and that may have to wait for an API server.
+var latencies = []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+
+// NewMetrics makes the figures, with those of the cache.
+func NewMetrics(cache *Cache) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		Ready:    gauge("istio_cni_install_ready", "Whether the CNI plugin is installed and the node agent serves it (1) or not (0)."),
+		Installs: counters("istio_cni_installs_total", "Installations of the CNI plugin, by result.", "result"),
+		Fights:   counters("pilotfish_cni_configuration_rewritten_total", "How often somebody else changed the CNI configuration that the plugin was chained into, by file.", "file"),
+		Repairs:  counters("istio_cni_repair_pods_repaired_total", "Pods without redirection that were dealt with, by type of repair and result.", "type", "result"),
+		Checks:   counters("pilotfish_cni_checks_total", "Checks of the rules of live pods, by result.", "result"),
+		Drifted:  gauge("pilotfish_cni_drifted_pods", "Live pods whose rules are not those that they should have."),
+		Watched:  gauge("pilotfish_cni_captured_pods", "Live pods whose rules are checked."),
+		commands: counters("pilotfish_cni_plugin_commands_total", "Commands that the CNI plugin has carried out, by command and result.", "command", "result"),
+		asked:    counters("pilotfish_cni_pod_requests_total", "Questions of the CNI plugin for a pod, by answer.", "result"),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "pilotfish_cni_plugin_command_duration_seconds",
+			Help:    "What the CNI plugin's commands took, by command and result.",
+			Buckets: latencies,
+		}, []string{"command", "result"}),
+	}
+	m.registry.MustRegister(m.Ready, m.Installs, m.Fights, m.Repairs, m.Checks, m.Drifted, m.Watched, m.commands, m.asked, m.seconds,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if cache != nil {
+		m.registry.MustRegister(
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_known", Help: "Pods of the node that are known."},
+				func() float64 { return float64(len(cache.Pods())) }),
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_lag_seconds", Help: "How long the node's pods have not been followed; 0 while they are."},
+				func() float64 { return cache.Lag().Seconds() }))
+	}
+	return m
+}
+
+func gauge(name, help string) prometheus.Gauge {
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+}
+
+func counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+// Gatherer gives the figures.
+func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
+
+// known keeps what a caller says from making time series without end.
+func known(word string, words ...string) string {
+	for _, w := range words {
+		if w == word {
+			return word
+		}
+	}
+	return "other"
+}
+
+func (m *Metrics) count(r *agentapi.Result) {
+	command := known(r.Command, "ADD", "CHECK", "DEL", "GC", "STATUS")
+	outcome := known(string(r.Outcome), string(agentapi.Captured), string(agentapi.Skipped), string(agentapi.Failed), string(agentapi.Removed))
+	m.commands.WithLabelValues(command, outcome).Inc()
+	if r.Seconds >= 0 && r.Seconds < time.Hour.Seconds() {
+		m.seconds.WithLabelValues(command, outcome).Observe(r.Seconds)
+	}
+}

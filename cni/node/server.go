@@ -1,0 +1,210 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
+)
+
+const (
+	// answerWithin bounds the question for a pod, before the plugin's own patience ends.
+	answerWithin = 10 * time.Second
+	// mostLines of one delivery of the plugin's log are written.
+	mostLines = 1000
+	// mostText of a line or a value of it.
+	mostText = 8 << 10
+)
+
+// ServerConfig is what a Server needs.
+type ServerConfig struct {
+	RunDir string
+	// Pod finds a pod: ErrNoSuchPod, or another error when it cannot be known.
+	Pod func(ctx context.Context, namespace, name, uid string) (*agentapi.Pod, error)
+	// Health says whether new pods can be served.
+	Health  health.Check
+	Metrics *Metrics
+	// Told is called with each result; nil for none. It must not block.
+	Told   func(agentapi.Result)
+	Logger *slog.Logger
+}
+
+// Server answers the plugin on the unix socket.
+type Server struct {
+	config   ServerConfig
+	listener net.Listener
+	http     *http.Server
+}
+
+// NewServer listens. Only root and the agent's own user get an answer.
+func NewServer(c ServerConfig) (*Server, error) {
+	if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
+		return nil, fmt.Errorf("the run directory of the CNI plugin: %w", err)
+	}
+	listener, err := uds.Listen(filepath.Join(c.RunDir, agentapi.SocketName), 0o600)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{config: c, listener: uds.Only(listener, uds.Users{0, uint32(os.Geteuid())}, c.Logger)}
+	s.http = &http.Server{
+		Handler:           s.handler(),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       15 * time.Second,
+		WriteTimeout:      answerWithin + 15*time.Second,
+		IdleTimeout:       30 * time.Second,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(c.Logger.Handler(), slog.LevelDebug),
+	}
+	return s, nil
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+agentapi.PodPath, s.pod)
+	mux.HandleFunc("POST "+agentapi.LogPath, s.log)
+	mux.HandleFunc("POST "+agentapi.ResultPath, s.result)
+	mux.HandleFunc("GET "+agentapi.StatusPath, s.status)
+	return mux
+}
+
+// Run serves until the context ends, and lets those who are being answered get their answer.
+func (s *Server) Run(ctx context.Context) error {
+	answered := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(answered)
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+		defer cancel()
+		_ = s.http.Shutdown(last)
+	})
+	err := s.http.Serve(s.listener)
+	if stop() {
+		return fmt.Errorf("serving the CNI plugin: %w", err)
+	}
+	<-answered
+	return ctx.Err()
+}
+
+func (s *Server) pod(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	namespace, name := q.Get("namespace"), q.Get("name")
+	if namespace == "" || name == "" {
+		s.refuse(w, http.StatusBadRequest, "invalid", errors.New("a pod has a namespace and a name: both have to be asked for"))
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(r.Context(), answerWithin, fmt.Errorf("the API server gave no answer within %v", answerWithin))
+	defer cancel()
+	found, err := s.config.Pod(ctx, namespace, name, q.Get("uid"))
+	switch {
+	case errors.Is(err, ErrNoSuchPod):
+		s.refuse(w, http.StatusNotFound, "unknown", err)
+	case err != nil:
+		s.refuse(w, http.StatusServiceUnavailable, "failed", err)
+	default:
+		s.config.Metrics.asked.WithLabelValues("found").Inc()
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(found)
+	}
+}
+
+func (s *Server) refuse(w http.ResponseWriter, code int, result string, err error) {
+	s.config.Metrics.asked.WithLabelValues(result).Inc()
+	answer(w, code, err.Error())
+}
+
+func answer(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(agentapi.Refusal{Error: text})
+}
+
+// read takes a bounded body, and tells the caller what is wrong with it.
+func read(w http.ResponseWriter, r *http.Request, into any) bool {
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, agentapi.MaxBody))
+	if err == nil {
+		err = json.Unmarshal(text, into)
+	}
+	if err != nil {
+		answer(w, http.StatusBadRequest, err.Error())
+	}
+	return err == nil
+}
+
+func (s *Server) log(w http.ResponseWriter, r *http.Request) {
+	var entries []agentapi.LogEntry
+	if !read(w, r, &entries) {
+		return
+	}
+	for _, e := range entries[:min(len(entries), mostLines)] {
+		s.write(r.Context(), &e)
+	}
+	if more := len(entries) - mostLines; more > 0 {
+		s.config.Logger.Warn("lines of the CNI plugin's log were left out", "lines", more)
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// write puts a line of the plugin into the agent's log, with the time at which the plugin wrote it.
+func (s *Server) write(ctx context.Context, e *agentapi.LogEntry) {
+	var level slog.Level
+	if level.UnmarshalText([]byte(e.Level)) != nil {
+		level = slog.LevelInfo
+	}
+	handler := s.config.Logger.Handler()
+	if !handler.Enabled(ctx, level) {
+		return
+	}
+	record := slog.NewRecord(e.Time, level, cut(e.Message), 0)
+	record.AddAttrs(slog.String("component", "cni-plugin"))
+	names := make([]string, 0, len(e.Attributes))
+	for name := range e.Attributes {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		var text string
+		if json.Unmarshal(e.Attributes[name], &text) != nil {
+			text = string(e.Attributes[name])
+		}
+		record.AddAttrs(slog.String(cut(name), cut(text)))
+	}
+	_ = handler.Handle(ctx, record)
+}
+
+func cut(text string) string {
+	if len(text) > mostText {
+		return text[:mostText] + "…"
+	}
+	return text
+}
+
+func (s *Server) result(w http.ResponseWriter, r *http.Request) {
+	var result agentapi.Result
+	if !read(w, r, &result) {
+		return
+	}
+	s.config.Metrics.count(&result)
+	if s.config.Told != nil {
+		s.config.Told(result)
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
+	if c := s.config.Health(); !c.OK {
+		answer(w, http.StatusServiceUnavailable, c.Reason)
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
