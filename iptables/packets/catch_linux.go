@@ -1,0 +1,165 @@
+package packets
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+var (
+	loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	loopback6 = netip.IPv6Loopback()
+)
+
+// catcher takes packets that were led to it, as the sockets that they are for would: with the address of those.
+type catcher struct {
+	lane
+	stream   net.Listener
+	datagram *net.UDPConn
+}
+
+// catchers are sockets for each family and protocol. It is called on a thread in the namespace.
+func catchers(families []iptables.Families, transparent []bool) (all []*catcher, err error) {
+	for _, f := range families {
+		for _, p := range []byte{protocolTCP, protocolUDP} {
+			for _, marked := range transparent {
+				c := &catcher{lane: lane{family: f, protocol: p, transparent: marked}}
+				if err := c.listen(); err != nil {
+					return all, permission("a socket for test packets", err)
+				}
+				all = append(all, c)
+			}
+		}
+	}
+	return all, nil
+}
+
+func (c *catcher) listen() error {
+	address := loopback4
+	if c.family == iptables.IPv6 {
+		address = loopback6
+	}
+	config := net.ListenConfig{Control: c.options}
+	at := net.JoinHostPort(address.String(), "0")
+	if c.protocol == protocolTCP {
+		l, err := config.Listen(context.Background(), "tcp", at)
+		if err != nil {
+			return err
+		}
+		c.stream, c.port = l, portOf(l.Addr())
+		return nil
+	}
+	l, err := config.ListenPacket(context.Background(), "udp", at)
+	if err != nil {
+		return err
+	}
+	c.datagram, c.port = l.(*net.UDPConn), portOf(l.LocalAddr())
+	return nil
+}
+
+func portOf(a net.Addr) uint16 {
+	_, port, _ := net.SplitHostPort(a.String())
+	n, _ := strconv.ParseUint(port, 10, 16)
+	return uint16(n)
+}
+
+// options let the socket take packets for other addresses, and tell which.
+func (c *catcher) options(_, _ string, raw syscall.RawConn) error {
+	level, transparent, original := unix.SOL_IP, unix.IP_TRANSPARENT, unix.IP_RECVORIGDSTADDR
+	if c.family == iptables.IPv6 {
+		level, transparent, original = unix.SOL_IPV6, unix.IPV6_TRANSPARENT, unix.IPV6_RECVORIGDSTADDR
+	}
+	var err error
+	if failed := raw.Control(func(fd uintptr) {
+		err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), level, transparent, 1))
+		if err == nil && c.protocol == protocolUDP {
+			err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), level, original, 1))
+		}
+	}); failed != nil {
+		return failed
+	}
+	return err
+}
+
+func (c *catcher) Close() error {
+	if c.stream != nil {
+		return c.stream.Close()
+	}
+	return c.datagram.Close()
+}
+
+// serve tells of each token that arrives, until the catcher is closed.
+func (c *catcher) serve(arrived func(token, Arrival), timeout time.Duration) {
+	if c.stream != nil {
+		c.accept(arrived, timeout)
+		return
+	}
+	var buffer [64]byte
+	oob := make([]byte, 256)
+	for {
+		n, more, _, from, err := c.datagram.ReadMsgUDPAddrPort(buffer[:], oob)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if at, ok := originalDestination(oob[:more]); err == nil && ok && n == len(token{}) {
+			arrived(token(buffer[:n]), Arrival{Where: Here, At: at, From: unmap(from), Transparent: c.transparent})
+		}
+	}
+}
+
+// accept takes connections one after the other: they are few, their tokens come with them, and what is not from a Lab is
+// not led here.
+func (c *catcher) accept(arrived func(token, Arrival), timeout time.Duration) {
+	for {
+		conn, err := c.stream.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue
+		}
+		var t token
+		_ = conn.SetDeadline(time.Now().Add(timeout))
+		if n, err := conn.Read(t[:]); err == nil && n == len(t) {
+			at, _ := netip.ParseAddrPort(conn.LocalAddr().String())
+			from, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
+			arrived(t, Arrival{Where: Here, At: unmap(at), From: unmap(from), Transparent: c.transparent})
+		}
+		_ = conn.(*net.TCPConn).SetLinger(0) // leaves nothing behind
+		_ = conn.Close()
+	}
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+}
+
+// originalDestination is the address that a datagram arrived with.
+func originalDestination(oob []byte) (netip.AddrPort, bool) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	for _, m := range messages {
+		address, err := unix.ParseOrigDstAddr(&m)
+		if err != nil {
+			continue
+		}
+		switch a := address.(type) {
+		case *unix.SockaddrInet4:
+			return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), true
+		case *unix.SockaddrInet6:
+			return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), true
+		}
+	}
+	return netip.AddrPort{}, false
+}

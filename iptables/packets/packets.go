@@ -1,0 +1,97 @@
+// Package packets sends test packets through the network stack of a namespace and tells where they arrive: what its
+// redirection does is seen, not inferred.
+//
+// A Lab is a small outside world for the time of the tests: a link whose far end answers for every address, so that a
+// namespace needs no network beyond to be tested, and nothing of a test reaches a network that there is. What arrives in
+// the namespace itself is taken over by sockets of the Lab after all redirection was done and before any process would
+// see it: an Envoy that listens at a capture port is not disturbed, and one that does not run yet is not missed.
+package packets
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Config is what a Lab works in.
+type Config struct {
+	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
+	NetNS int
+	// TransparentMark is what the namespace's rules put on packets for transparent proxying; zero: they do not do so.
+	TransparentMark iptables.Mark
+	// Timeout is how long a packet may take; it is 1 second if it is 0.
+	Timeout time.Duration
+	Log     *slog.Logger
+}
+
+// Packet is the first packet of a connection, or a datagram.
+type Packet struct {
+	// Inbound packets come from outside, the others from a socket of the namespace.
+	Inbound  bool
+	Protocol iptables.Protocol // TCP or UDP
+	// Source is where the socket is bound; the zero value leaves it to the Lab.
+	Source      netip.Addr
+	Destination netip.AddrPort
+	// UID and GID own the socket.
+	UID, GID uint32
+}
+
+// Where says where a packet got to.
+type Where string
+
+// The places.
+const (
+	Nowhere Where = "nowhere" // within the time
+	Here    Where = "here"    // at a socket of the namespace
+	Outside Where = "outside" // it left the namespace
+)
+
+// Arrival is what became of a packet.
+type Arrival struct {
+	Where Where
+	// At is the address and port with which the packet arrived, after all translation.
+	At netip.AddrPort
+	// From is whom the receiver saw as sender.
+	From netip.AddrPort
+	// Transparent packets carried the mark of transparent proxying: the socket that they are for is not that of At.
+	Transparent bool
+	// Took is the time from the first packet to the proof of arrival.
+	Took time.Duration
+	// Err says why the packet could not be sent, or what the network stack answered instead of delivering it.
+	Err error
+}
+
+// ErrNotPermitted is returned where the process may not do what a Lab needs. It needs CAP_NET_ADMIN and CAP_NET_RAW in the
+// namespace, and CAP_SETUID and CAP_SETGID to send as somebody else.
+var ErrNotPermitted = errors.New("not permitted")
+
+// ErrNoSuchFamily is returned for packets of a family that the namespace has not.
+var ErrNoSuchFamily = errors.New("the namespace has no addresses of this family, and takes none")
+
+const defaultTimeout = time.Second
+
+func (p Packet) String() string {
+	direction := fmt.Sprintf("out, uid %d gid %d", p.UID, p.GID)
+	if p.Inbound {
+		direction = "in"
+	}
+	return fmt.Sprintf("%s/%s %s", p.Destination, p.Protocol, direction)
+}
+
+func (a Arrival) String() string {
+	switch {
+	case a.Where == Nowhere && a.Err != nil:
+		return fmt.Sprintf("nowhere: %v", a.Err)
+	case a.Where == Nowhere:
+		return "nowhere"
+	case a.Transparent:
+		return fmt.Sprintf("the transparent proxy, as %s", a.At)
+	case a.Where == Here:
+		return a.At.String()
+	}
+	return "outside, as " + a.At.String()
+}

@@ -1,0 +1,214 @@
+package packets
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// redirecting is a namespace whose TCP goes to 15001 on the way out, but that of user 1337, and to 15006 on the way in.
+func redirecting(t *testing.T) *testns.Namespace {
+	t.Helper()
+	ns := testns.New(t)
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "redirecting"})
+	for _, c := range []struct {
+		hook *nftables.ChainHook
+		port uint16
+	}{{nftables.ChainHookOutput, 15001}, {nftables.ChainHookPrerouting, 15006}} {
+		chain := conn.AddChain(&nftables.Chain{Name: "hook" + string('0'+rune(*c.hook)), Table: table, Type: nftables.ChainTypeNAT,
+			Hooknum: c.hook, Priority: nftables.ChainPriorityNATDest})
+		if *c.hook == *nftables.ChainHookOutput {
+			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+				&expr.Meta{Key: expr.MetaKeySKUID, Register: 1}, equal(binaryutil.NativeEndian.PutUint32(1337)),
+				&expr.Verdict{Kind: expr.VerdictReturn}}})
+			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+				&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, equal([]byte("lo\x00")),
+				&expr.Verdict{Kind: expr.VerdictReturn}}})
+		}
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal([]byte{protocolTCP}),
+			&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(c.port)},
+			&expr.Redir{RegisterProtoMin: 1, RegisterProtoMax: 1, Flags: 2}}})
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+func open(t *testing.T, ns *testns.Namespace) *Lab {
+	t.Helper()
+	l, err := Open(t.Context(), Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func TestEveryPacketIsSeenWhereItArrives(t *testing.T) {
+	l := open(t, redirecting(t))
+	to := netip.MustParseAddrPort
+	own := func(f iptables.Families, port uint16) netip.AddrPort {
+		all, err := l.Own(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return netip.AddrPortFrom(all[0], port)
+	}
+	packets := []Packet{
+		{Protocol: iptables.TCP, Destination: to("10.2.3.4:443"), UID: 1000, GID: 1000},
+		{Protocol: iptables.TCP, Destination: to("10.2.3.4:443"), UID: 1337, GID: 1337},
+		{Protocol: iptables.UDP, Destination: to("10.2.3.4:53"), UID: 1000, GID: 1000},
+		{Protocol: iptables.TCP, Destination: to("127.0.0.1:8080"), UID: 1000},
+		{Protocol: iptables.UDP, Destination: to("127.0.0.1:8080"), UID: 1000},
+		{Protocol: iptables.TCP, Destination: own(iptables.IPv4, 8080), UID: 1000},
+		{Protocol: iptables.TCP, Destination: to("127.0.0.1:8080"), Source: netip.MustParseAddr("127.0.0.6"), UID: 1337},
+		{Inbound: true, Protocol: iptables.TCP, Destination: own(iptables.IPv4, 8080)},
+		{Inbound: true, Protocol: iptables.UDP, Destination: own(iptables.IPv4, 8080)},
+		{Protocol: iptables.TCP, Destination: to("[2001:db8::4]:443"), UID: 1000, GID: 1000},
+		{Protocol: iptables.TCP, Destination: to("[2001:db8::4]:443"), UID: 1337, GID: 1337},
+		{Protocol: iptables.UDP, Destination: to("[2001:db8::4]:53"), UID: 1000, GID: 1000},
+		{Protocol: iptables.TCP, Destination: to("[::1]:8080"), UID: 1000},
+		{Inbound: true, Protocol: iptables.TCP, Destination: own(iptables.IPv6, 8080)},
+		{Inbound: true, Protocol: iptables.UDP, Destination: own(iptables.IPv6, 8080)},
+	}
+	want := []string{
+		"127.0.0.1:15001", "outside, as 10.2.3.4:443", "outside, as 10.2.3.4:53", "127.0.0.1:8080", "127.0.0.1:8080",
+		own(iptables.IPv4, 8080).String(), "127.0.0.1:8080",
+		own(iptables.IPv4, 15006).String(), own(iptables.IPv4, 8080).String(),
+		"[::1]:15001", "outside, as [2001:db8::4]:443", "outside, as [2001:db8::4]:53", "[::1]:8080",
+		own(iptables.IPv6, 15006).String(), own(iptables.IPv6, 8080).String(),
+	}
+	for range 2 { // a Lab can be used more than once
+		got, err := l.Send(t.Context(), packets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, a := range got {
+			if a.String() != want[i] {
+				t.Errorf("%s arrived at %s, want %s", packets[i], a, want[i])
+			}
+			t.Log(packets[i], "→", a, a.Took, "from", a.From)
+		}
+	}
+}
+
+func state(t *testing.T, ns *testns.Namespace) string {
+	t.Helper()
+	var all []string
+	ns.Links(t, func(h *netlink.Handle) error {
+		links, err := h.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range links {
+			all = append(all, l.Attrs().Name)
+		}
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			rules, err := h.RuleList(family)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				all = append(all, r.String())
+			}
+			routes, err := h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+			if err != nil {
+				return err
+			}
+			for _, r := range routes {
+				all = append(all, r.String())
+			}
+		}
+		return nil
+	})
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := conn.ListTables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range tables {
+		all = append(all, "table "+table.Name)
+	}
+	return strings.Join(all, "\n")
+}
+
+func TestLabLeavesNothingBehind(t *testing.T) {
+	ns := redirecting(t)
+	before := state(t, ns)
+	l, err := Open(t.Context(), Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Send(t.Context(), []Packet{{Protocol: iptables.TCP, Destination: netip.MustParseAddrPort("10.2.3.4:443"), UID: 7}}); err != nil {
+		t.Fatal(err)
+	}
+	if state(t, ns) == before {
+		t.Error("this test does not see the link of a Lab")
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after := state(t, ns); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+func TestProcessThatListensAtACapturePortIsNotDisturbed(t *testing.T) {
+	ns := redirecting(t)
+	var envoy net.Listener
+	if err := ns.Within(func() (err error) { envoy, err = net.Listen("tcp", ":15001"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = envoy.Close() }()
+	l := open(t, ns)
+	got, err := l.Send(t.Context(), []Packet{{Protocol: iptables.TCP, Destination: netip.MustParseAddrPort("10.2.3.4:443"), UID: 7}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got[0].String() != "127.0.0.1:15001" {
+		t.Errorf("arrived at %s", got[0])
+	}
+	_ = envoy.(*net.TCPListener).SetDeadline(time.Now())
+	if conn, err := envoy.Accept(); err == nil {
+		t.Errorf("the listener got a connection from %s", conn.RemoteAddr())
+	}
+}
+
+func TestLabsOfANamespaceWaitForEachOther(t *testing.T) {
+	ns := testns.New(t)
+	open(t, ns)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	l, err := Open(ctx, Config{NetNS: int(ns.Handle)})
+	if err == nil || !strings.Contains(err.Error(), "by another process") {
+		t.Errorf("err = %v (%v)", err, l)
+	}
+}
