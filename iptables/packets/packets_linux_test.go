@@ -15,8 +15,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

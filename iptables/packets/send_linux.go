@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"time"
@@ -60,6 +61,9 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 
 // run sends everything and waits until it arrived, or had the time to.
 func (s *session) run(ctx context.Context) {
+	for _, a := range s.attempts {
+		a.began, a.sequence = time.Now(), rand.Uint32()
+	}
 	for _, c := range s.catchers {
 		s.serving.Go(func() { c.serve(s.arrived, s.cfg.Timeout) })
 	}
@@ -73,7 +77,6 @@ func (s *session) run(ctx context.Context) {
 			continue
 		default:
 		}
-		a.began = time.Now()
 		if a.packet.Inbound {
 			_, far := s.Ends(familyOf(a.packet.Destination.Addr()))
 			s.wire.begin(a, netip.AddrPortFrom(far, a.port))
@@ -119,17 +122,12 @@ func (a *attempt) connect() error {
 		return err
 	}
 	var result error
-	if err := raw.Control(func(fd uintptr) { result = unix.Connect(int(fd), sockaddr(a.packet.Destination)) }); err != nil {
-		return err
-	}
-	if !errors.Is(result, unix.EINPROGRESS) {
-		return os.NewSyscallError("connect", result)
-	}
-	waited := false
-	if err := raw.Write(func(fd uintptr) bool {
-		if !waited { // the poller tells once the socket is connected
-			waited = true
-			return false
+	begun := false
+	err = raw.Write(func(fd uintptr) bool {
+		if !begun { // in here, so that the poller cannot tell of the connection before it is waited for
+			begun = true
+			result = os.NewSyscallError("connect", unix.Connect(int(fd), sockaddr(a.packet.Destination)))
+			return !errors.Is(result, unix.EINPROGRESS)
 		}
 		code, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
 		if err == nil && code != 0 {
@@ -137,10 +135,8 @@ func (a *attempt) connect() error {
 		}
 		result = os.NewSyscallError("connect", err)
 		return true
-	}); err != nil {
-		return err
-	}
-	return result
+	})
+	return errors.Join(err, result)
 }
 
 // arrived is told by the catchers.

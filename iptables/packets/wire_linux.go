@@ -3,7 +3,6 @@ package packets
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -64,7 +63,6 @@ func (w *wire) refuse(f frame) {
 func (w *wire) begin(a *attempt, from netip.AddrPort) {
 	f := frame{protocol: protocolUDP, from: from, to: a.packet.Destination, payload: a.token[:]}
 	if a.tcp() {
-		a.sequence = rand.Uint32()
 		f = frame{protocol: protocolTCP, from: from, to: a.packet.Destination, flags: flagSYN, sequence: a.sequence}
 	}
 	w.send(f)
