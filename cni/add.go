@@ -1,0 +1,147 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/capture"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Codes of failures that are the plugin's own; the specification leaves 100 and above to plugins.
+const (
+	CodeBadPod     = 100 // the pod's settings are refused
+	CodeNotApplied = 101 // the rules could not be put in force
+	CodeNotInForce = 102 // CHECK: what should be in force is not
+)
+
+// add redirects the pod's traffic, or leaves a pod alone that is none of the mesh's, and answers with what the plugins
+// before answered. Anything else is a failure, and the pod does not start.
+func (p *Plugin) add(ctx context.Context, c *call) error {
+	plan, err := p.plan(ctx, c)
+	if err != nil {
+		return err
+	}
+	if plan != nil {
+		defer func() { _ = plan.netns.Close() }()
+		p.step("before apply")
+		if err := p.redirector.apply(ctx, plan); err != nil {
+			return asCNI(CodeNotApplied, fmt.Sprintf("%s is not started, as its traffic cannot be redirected into its sidecar", c.args), err)
+		}
+		c.result.Outcome = agentapi.Captured
+		p.step("after apply")
+	}
+	if _, err := p.Out.Write(append(c.config.result(), '\n')); err != nil {
+		return types.NewError(types.ErrIOFailure, "the result could not be written", err.Error())
+	}
+	return nil
+}
+
+// check proves that what ADD put in force is in force still.
+func (p *Plugin) check(ctx context.Context, c *call) error {
+	plan, err := p.plan(ctx, c)
+	if err != nil || plan == nil {
+		return err
+	}
+	defer func() { _ = plan.netns.Close() }()
+	if err := p.redirector.check(ctx, plan); err != nil {
+		return asCNI(CodeNotInForce, fmt.Sprintf("the traffic of %s is not redirected as it has to be", c.args), err)
+	}
+	c.result.Outcome = agentapi.Captured
+	return nil
+}
+
+func (p *Plugin) step(name string) {
+	if p.Step != nil {
+		p.Step(name)
+	}
+}
+
+// plan is what has to be in force in one sandbox.
+type plan struct {
+	netns   *os.File
+	options iptables.Options
+	rules   *iptables.RuleSet
+	config  *Config
+}
+
+// plan finds out what has to be in force; nil where the sandbox is left alone, for which it notes the reason.
+func (p *Plugin) plan(ctx context.Context, c *call) (*plan, error) {
+	if err := c.config.validate(); err != nil {
+		return nil, err
+	}
+	settings := c.config.settings()
+	if skip := settings.SkipByName(c.args.Namespace, c.args.Name); skip != nil {
+		return c.skip(skip), nil
+	}
+	netns, err := openNetNS(c.skel.Netns)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := p.planFor(ctx, c, &settings, netns)
+	if plan == nil {
+		_ = netns.Close()
+	}
+	return plan, err
+}
+
+func (p *Plugin) planFor(ctx context.Context, c *call, settings *capture.Settings, netns *os.File) (*plan, error) {
+	p.step("before the pod is read")
+	pod, skip, err := p.find(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if skip == nil {
+		skip = settings.SkipPod(pod)
+	}
+	if skip != nil {
+		return c.skip(skip), nil
+	}
+	addresses, err := addressesIn(netns)
+	if err != nil {
+		return nil, asCNI(types.ErrInvalidNetNS, "the addresses of the sandbox cannot be read", err)
+	}
+	options, err := settings.Options(pod, addresses)
+	if err != nil {
+		return nil, types.NewError(CodeBadPod, fmt.Sprintf("%s is not started, as its settings for the mesh are refused", c.args), err.Error())
+	}
+	for _, warning := range append(capture.Warnings(pod), options.Warnings()...) {
+		c.Warn(warning, "pod", c.args.name())
+	}
+	rules, err := iptables.Compile(options)
+	if err != nil {
+		return nil, types.NewError(CodeBadPod, fmt.Sprintf("%s is not started, as its settings for the mesh are refused", c.args), err.Error())
+	}
+	return &plan{netns: netns, options: options, rules: rules, config: c.config}, nil
+}
+
+// find gives the pod, from where this node has its pods.
+func (p *Plugin) find(ctx context.Context, c *call) (pod *agentapi.Pod, skip *capture.Skip, err error) {
+	if c.config.PolicyFile != "" {
+		policy, err := loadPolicy(c.config.PolicyFile)
+		if err != nil {
+			return nil, nil, err
+		}
+		c.result.Source = fromPolicy
+		return policy.decide(c.args, c.skel.ContainerID, c.skel.IfName)
+	}
+	if !c.args.isKubernetes() {
+		return nil, &capture.Skip{Word: "no-kubernetes", Reason: "CNI_ARGS names no pod of Kubernetes"}, nil
+	}
+	source := &podSource{agent: c.agent, kubeconfig: c.config.kubeconfig(), patience: p.Patience, firstPause: firstPause}
+	if source.patience == 0 {
+		source.patience = defaultPatience
+	}
+	pod, c.result.Source, err = source.pod(ctx, c.args)
+	return pod, nil, err
+}
+
+func (c *call) skip(why *capture.Skip) *plan {
+	c.result.Outcome, c.result.Reason = agentapi.Skipped, why.Word
+	c.Debug("the sandbox is left alone", "pod", c.args.name(), "reason", why.Reason)
+	return nil
+}

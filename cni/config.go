@@ -1,0 +1,153 @@
+// Package cni is the CNI plugin: it redirects a pod's traffic into its proxy before the pod's first process starts, or
+// keeps the pod from starting. It is chained behind the plugin that makes the pod's network.
+package cni
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/capture"
+)
+
+// Config is the plugin's configuration, from the network configuration list. The keys of Istio's plugin have its names and
+// meaning; those below them are ours.
+type Config struct {
+	CNIVersion string          `json:"cniVersion"`
+	Name       string          `json:"name"`
+	Type       string          `json:"type"`
+	PrevResult json.RawMessage `json:"prevResult"`
+
+	LogLevel          string   `json:"plugin_log_level"`
+	RunDir            string   `json:"cni_agent_run_dir"`
+	ExcludeNamespaces []string `json:"exclude_namespaces"`
+	PodNamespace      string   `json:"pod_namespace"`
+	NativeNFTables    *bool    `json:"native_nftables"`
+	AmbientEnabled    bool     `json:"ambient_enabled"`
+	// The keys of ambient mode are known, and mean nothing here.
+	EnablementSelectors json.RawMessage `json:"enablement_selectors"`
+	AmbientRetry        bool            `json:"enable_ambient_detection_retry"`
+
+	// Kubeconfig is asked when the node agent does not answer; "" is istio-cni-kubeconfig in the run directory.
+	Kubeconfig string `json:"kubeconfig"`
+	// PolicyFile decides on nodes without Kubernetes, in place of agent and API server.
+	PolicyFile string `json:"policy_file"`
+	// LogFile is rotated when it has grown to LogFileBytes, once; "" writes none.
+	LogFile      string `json:"log_file"`
+	LogFileBytes int64  `json:"log_file_max_bytes"`
+
+	ProxyListenPort   uint16 `json:"proxy_listen_port"`
+	InboundListenPort uint16 `json:"proxy_inbound_listen_port"`
+	TunnelPort        uint16 `json:"inbound_tunnel_port"`
+	IPv6              string `json:"ipv6"`
+	// ForceIPTables is "legacy" or "nft" where nftables is not to be used.
+	ForceIPTables string `json:"force_iptables_binary"`
+	// StatusAsksAgent makes STATUS fail while the node agent does not answer. An agent that is itself behind this
+	// network would then never start.
+	StatusAsksAgent bool `json:"status_asks_agent"`
+}
+
+const (
+	defaultLogFileBytes = 10 << 20
+	kubeconfigName      = "istio-cni-kubeconfig"
+)
+
+// parseConfig reads the configuration that the runtime hands in, defaults filled in.
+func parseConfig(stdin []byte) (*Config, error) {
+	c := &Config{}
+	if err := json.Unmarshal(stdin, c); err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, "the network configuration is not what it should be", err.Error())
+	}
+	c.RunDir = cmp.Or(c.RunDir, agentapi.DefaultRunDir)
+	c.LogFileBytes = cmp.Or(c.LogFileBytes, defaultLogFileBytes)
+	return c, nil
+}
+
+// kubeconfig is the file by which the API server is asked.
+func (c *Config) kubeconfig() string {
+	return cmp.Or(c.Kubeconfig, filepath.Join(c.RunDir, kubeconfigName))
+}
+
+// validate refuses what would leave a pod unprotected or cannot work, all of it at once.
+func (c *Config) validate() error {
+	var problems []error
+	refuse := func(key string, value any, remedy string) {
+		problems = append(problems, fmt.Errorf("%s %v: %s", key, value, remedy))
+	}
+	if c.AmbientEnabled {
+		refuse("ambient_enabled", true, "ambient mode is not done here: its pods would go unprotected; set it to false")
+	}
+	if !filepath.IsAbs(c.RunDir) {
+		refuse("cni_agent_run_dir", c.RunDir, "give an absolute path")
+	}
+	if c.LogFile != "" && !filepath.IsAbs(c.LogFile) {
+		refuse("log_file", c.LogFile, "give an absolute path")
+	}
+	if c.LogFileBytes < 4096 {
+		refuse("log_file_max_bytes", c.LogFileBytes, "give at least 4096")
+	}
+	if c.PolicyFile != "" && c.Kubeconfig != "" {
+		refuse("policy_file", c.PolicyFile, "it is for nodes without Kubernetes; remove it, or kubeconfig")
+	}
+	switch c.IPv6 {
+	case "", "auto", "capture", "reject", "pass":
+	default:
+		refuse("ipv6", c.IPv6, "give auto, capture, reject or pass")
+	}
+	switch c.ForceIPTables {
+	case "", "legacy", "nft":
+	default:
+		refuse("force_iptables_binary", c.ForceIPTables, "give legacy, nft, or nothing for nftables")
+	}
+	if _, err := logLevel(c.LogLevel); err != nil {
+		problems = append(problems, err)
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return types.NewError(types.ErrInvalidNetworkConfig, "the plugin's configuration is refused", errors.Join(problems...).Error())
+}
+
+// settings are the part of the configuration that bears on every pod.
+func (c *Config) settings() capture.Settings {
+	return capture.Settings{
+		ExcludeNamespaces: c.ExcludeNamespaces,
+		AgentNamespace:    c.PodNamespace,
+		ProxyListenPort:   c.ProxyListenPort,
+		InboundListenPort: c.InboundListenPort,
+		TunnelPort:        c.TunnelPort,
+		IPv6:              c.IPv6,
+	}
+}
+
+// result is what ADD answers: what the plugins before answered, byte for byte. Without them there is nothing to tell.
+func (c *Config) result() []byte {
+	if prev := bytes.TrimSpace(c.PrevResult); len(prev) > 0 && !bytes.Equal(prev, []byte("null")) {
+		return prev
+	}
+	text, _ := json.Marshal(map[string]string{"cniVersion": cmp.Or(c.CNIVersion, "0.1.0")})
+	return text
+}
+
+// logLevel understands the levels of Istio's components and those of log/slog.
+func logLevel(name string) (slog.Level, error) {
+	switch strings.ToLower(name) {
+	case "debug", "trace":
+		return slog.LevelDebug, nil
+	case "", "info":
+		return slog.LevelInfo, nil
+	case "warn", "warning":
+		return slog.LevelWarn, nil
+	case "error", "fatal", "none":
+		return slog.LevelError, nil
+	}
+	return 0, fmt.Errorf("plugin_log_level %q: give debug, info, warn or error", name)
+}

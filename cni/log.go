@@ -1,0 +1,135 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+)
+
+// journal takes the plugin's log: JSON lines, which go to standard error and to the log file as they are written, and are
+// kept for the node agent.
+type journal struct {
+	*slog.Logger
+	mu    sync.Mutex
+	out   io.Writer
+	file  string
+	limit int64
+	lines [][]byte
+}
+
+// maxLines bounds what is kept for the agent; a command logs a handful.
+const maxLines = 200
+
+func newJournal(out io.Writer, c *Config) *journal {
+	level, err := logLevel(c.LogLevel)
+	if err != nil {
+		level = slog.LevelInfo // validate tells
+	}
+	j := &journal{out: out, file: c.LogFile, limit: c.LogFileBytes}
+	j.Logger = slog.New(slog.NewJSONHandler(j, &slog.HandlerOptions{Level: level}))
+	return j
+}
+
+// Write takes one line.
+func (j *journal) Write(line []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	_, _ = j.out.Write(line)
+	if j.file != "" {
+		if err := appendLimited(j.file, line, j.limit); err != nil {
+			_, _ = io.WriteString(j.out, "log_file: "+err.Error()+"\n")
+			j.file = "" // once is enough
+		}
+	}
+	if len(j.lines) < maxLines {
+		j.lines = append(j.lines, bytes.Clone(line))
+	}
+	return len(line), nil
+}
+
+// entries are the lines in the words of the node agent.
+func (j *journal) entries() (entries []agentapi.LogEntry) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, line := range j.lines {
+		e := agentapi.LogEntry{}
+		if json.Unmarshal(line, &e.Attributes) != nil {
+			continue
+		}
+		take := func(key string, to any) {
+			_ = json.Unmarshal(e.Attributes[key], to)
+			delete(e.Attributes, key)
+		}
+		take(slog.TimeKey, &e.Time)
+		take(slog.LevelKey, &e.Level)
+		take(slog.MessageKey, &e.Message)
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+// appendLimited appends a line to a file that many processes write, and that is set aside, under its name with ".1", when
+// the line would make it larger than limit.
+func appendLimited(path string, line []byte, limit int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() > 0 && info.Size()+int64(len(line)) > limit {
+		return appendRotated(path, line, limit)
+	}
+	_, err = f.Write(line)
+	return err
+}
+
+// appendRotated sets the file aside and begins a new one, unless another process has done so meanwhile: whoever holds the
+// lock looks again.
+func appendRotated(path string, line []byte, limit int64) error {
+	lock, err := os.OpenFile(path+".lock", os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := flock(lock); err != nil {
+		return err
+	}
+	if info, err := os.Lstat(path); err == nil && info.Size()+int64(len(line)) > limit {
+		if err := os.Rename(path, path+".1"); err != nil {
+			return err
+		}
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	_, err = f.Write(line)
+	return err
+}
+
+// lockPatience is how long a log line waits for a rotation by another process.
+const lockPatience = 100 * time.Millisecond
+
+func flock(f *os.File) error {
+	deadline := time.Now().Add(lockPatience)
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err != unix.EWOULDBLOCK || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}

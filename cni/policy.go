@@ -1,0 +1,133 @@
+package cni
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/capture"
+)
+
+// policy decides about sandboxes where there is no Kubernetes to ask. Its rules are tried in order, the first that matches
+// holds; a sandbox that none matches is treated as Default says.
+type policy struct {
+	Default string       `yaml:"default"` // capture, skip, or refuse (also "")
+	Rules   []policyRule `yaml:"rules"`
+}
+
+// policyRule matches sandboxes by their CNI_ARGS, and by CNI_CONTAINERID and CNI_IFNAME. Each pattern is one of
+// path.Match, and all of them have to fit.
+type policyRule struct {
+	Match       map[string]string `yaml:"match"`
+	Action      string            `yaml:"action"` // capture (also ""), skip or refuse
+	Annotations map[string]string `yaml:"annotations"`
+	Env         map[string]string `yaml:"env"` // of the proxy
+	UID         *int64            `yaml:"uid"`
+	GID         *int64            `yaml:"gid"`
+}
+
+const maxPolicy = 1 << 20
+
+func loadPolicy(file string) (*policy, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file cannot be read", err.Error())
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxPolicy+1))
+	if err == nil && len(text) > maxPolicy {
+		err = fmt.Errorf("it has more than %d bytes", maxPolicy)
+	}
+	var p *policy
+	if err == nil {
+		p, err = parsePolicy(text)
+	}
+	if err != nil {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file "+file+" is refused", err.Error())
+	}
+	return p, nil
+}
+
+// parsePolicy reads YAML or JSON. A key that it does not know is an error: misspelled, it would leave pods unprotected.
+func parsePolicy(text []byte) (*policy, error) {
+	p := &policy{}
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(p); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	problems := []error{checkAction("default", p.Default)}
+	for i, r := range p.Rules {
+		problems = append(problems, checkAction(fmt.Sprintf("rule %d: action", i+1), r.Action))
+		for _, key := range slices.Sorted(maps.Keys(r.Match)) {
+			if _, err := path.Match(r.Match[key], ""); err != nil {
+				problems = append(problems, fmt.Errorf("rule %d: the pattern %q for %s: %w", i+1, r.Match[key], key, err))
+			}
+		}
+	}
+	return p, errors.Join(problems...)
+}
+
+func checkAction(where, action string) error {
+	switch action {
+	case "", "capture", "skip", "refuse":
+		return nil
+	}
+	return fmt.Errorf("%s %q: give capture, skip or refuse", where, action)
+}
+
+// decide gives the pod that a sandbox stands for, a reason to leave it alone, or an error that keeps it from starting.
+func (p *policy) decide(args *podArgs, containerID, ifName string) (*agentapi.Pod, *capture.Skip, error) {
+	known := maps.Clone(args.All)
+	known["CNI_CONTAINERID"], known["CNI_IFNAME"] = containerID, ifName
+	rule := policyRule{Action: p.Default}
+	if rule.Action == "" {
+		rule.Action = "refuse"
+	}
+	if i := slices.IndexFunc(p.Rules, func(r policyRule) bool { return r.fits(known) }); i >= 0 {
+		rule = p.Rules[i]
+	}
+	switch rule.Action {
+	case "skip":
+		return nil, &capture.Skip{Word: "policy", Reason: "the policy file says so"}, nil
+	case "refuse":
+		return nil, nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file lets no sandbox like this one start",
+			fmt.Sprintf("no rule for %v; add one, or set default to capture or skip", known))
+	}
+	return rule.pod(args), nil, nil
+}
+
+func (r *policyRule) fits(known map[string]string) bool {
+	for key, pattern := range r.Match {
+		if ok, err := path.Match(pattern, known[key]); err != nil || !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// pod is what Kubernetes would tell of a pod with the rule's settings.
+func (r *policyRule) pod(args *podArgs) *agentapi.Pod {
+	proxy := agentapi.Container{
+		Name:            capture.ProxyContainer,
+		SecurityContext: agentapi.SecurityContext{RunAsUser: r.UID, RunAsGroup: r.GID},
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
+		proxy.Env = append(proxy.Env, agentapi.EnvVar{Name: name, Value: r.Env[name]})
+	}
+	annotations := map[string]string{"sidecar.istio.io/status": "policy"}
+	maps.Copy(annotations, r.Annotations)
+	return &agentapi.Pod{
+		Metadata: agentapi.Metadata{Name: args.Name, Namespace: args.Namespace, UID: args.UID, Annotations: annotations},
+		Spec:     agentapi.PodSpec{Containers: []agentapi.Container{proxy}},
+	}
+}
