@@ -51,6 +51,10 @@ iptables: ## install Debian's iptables, a back end that tests compare with, wher
 promtool: ## put Debian's promtool, a peer for tests, into the cache, where that is possible
 	@scripts/promtool.sh
 
+.PHONY: containerd
+containerd: ## put Debian's containerd, runc and CNI plugins, with which tests start pods, into the cache, where that is possible
+	@scripts/containerd.sh
+
 .PHONY: demo
 demo: build ## bring up the book shop: a whole mesh on this machine; Ctrl-C ends it (DEMO_FLAGS are passed on)
 	@case '$(DEMO_FLAGS)' in *--envoy-path*) ;; *) [ -n "$${ENVOY_PATH:-}" ] || bin/pilotfish envoy >/dev/null 2>&1 || scripts/envoy.sh $(ENVOY_VERSION);; esac
@@ -62,6 +66,7 @@ test: lint build envoy istiod unbound iptables promtool ## everything that has t
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a module of its own, whose go.mod may lag behind this one's
 	@cd e2e/peers && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod ./...
+	@cd e2e/sandbox && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod ./...
 
 .PHONY: lint
 lint: check-tools ## format, vet and static analysis

@@ -1,0 +1,19 @@
+module github.com/pilotfish-mesh/pilotfish/e2e/sandbox
+
+go 1.26.0
+
+replace github.com/pilotfish-mesh/pilotfish => ../..
+
+require (
+	github.com/pilotfish-mesh/pilotfish v0.0.0
+	google.golang.org/grpc v1.85.0
+	k8s.io/cri-api v0.34.2
+)
+
+require (
+	golang.org/x/net v0.61.0 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+	golang.org/x/text v0.43.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
+)

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Puts Debian's containerd, runc and reference CNI plugins, with which tests start real pod sandboxes, into the cache,
+# unless they are there already; nothing is installed, and no service started. Without them those tests are skipped.
+#
+#   scripts/containerd.sh     into $XDG_CACHE_HOME/pilotfish/containerd, by default ~/.cache/pilotfish/containerd
+set -euo pipefail
+
+target=${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish/containerd
+[ ! -e "$target/complete" ] || exit 0
+if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+	echo "containerd.sh: no apt-get and dpkg-deb here, so no test starts pod sandboxes: put containerd, runc and CNI plugins into $target" >&2
+	exit 0
+fi
+echo "containerd.sh: fetching containerd, runc and containernetworking-plugins into $target" >&2
+mkdir -p "$target"
+work=$(mktemp -d "$target/.fetch.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+fetch() { (cd "$work" && apt-get -o APT::Sandbox::User=root download -qq containerd runc containernetworking-plugins); }
+{ fetch || { apt-get update -qq && fetch; }; } >&2
+mkdir "$work/bin"
+for deb in "$work"/*.deb; do
+	dpkg-deb --extract "$deb" "$work/root"
+done
+mv "$work"/root/usr/bin/containerd* "$work"/root/usr/bin/ctr "$work"/root/usr/sbin/runc "$work"/root/usr/lib/cni/* "$work/bin"
+rm -rf "$target/bin"
+mv "$work/bin" "$target/bin"
+touch "$target/complete"
