@@ -34,21 +34,21 @@ const (
 // RuleSet is the whole of what is put in force in one network namespace: chains in the order in which they are made, and
 // what routing needs beside them. The zero value redirects nothing. A RuleSet is not changed once it is made.
 type RuleSet struct {
-	Chains []Chain
+	Chains []Chain `json:"chains"`
 	// Routing is what else is needed of the namespace; nil if nothing.
-	Routing *Routing
+	Routing *Routing `json:"routing,omitempty"`
 	// Families are those that the rules are for. Traffic of another one is not looked at.
-	Families Families
+	Families Families `json:"families"`
 }
 
 // Chain is an ordered list of rules. A base chain is called by the kernel at its hook, every other one by a jump from a
 // chain of its table; the chains that a chain jumps to come before it. The rules of base chains are jumps alone, so that
 // what they share a hook with sees every packet that ours let go.
 type Chain struct {
-	Table Table
-	Name  string // unique in its table; of the contract where it has one: ISTIO_OUTPUT; of a base chain BaseName
-	Hook  Hook   // of a base chain; "" for the others
-	Rules []Rule
+	Table Table  `json:"table"`
+	Name  string `json:"name"`           // unique in its table; of the contract where it has one: ISTIO_OUTPUT; of a base chain BaseName
+	Hook  Hook   `json:"hook,omitempty"` // of a base chain; "" for the others
+	Rules []Rule `json:"rules"`
 }
 
 // BaseName is the name of the base chain of a table and hook, as nat_output.
@@ -58,11 +58,11 @@ func BaseName(t Table, h Hook) string { return strings.ToLower(string(t) + "_" +
 type Rule struct {
 	// ID names the rule in differences, traces and explanations, and in the kernel (as comment). It is unique in its rule
 	// set and stable from version to version: "outbound/proxy-uid-1337".
-	ID      string
-	Match   Match
-	Verdict Verdict
+	ID      string  `json:"id"`
+	Match   Match   `json:"match,omitzero"`
+	Verdict Verdict `json:"verdict"`
 	// Reason says in a sentence why the rule is there.
-	Reason string
+	Reason string `json:"reason,omitempty"`
 }
 
 // Families is a set of address families.
@@ -89,36 +89,36 @@ const (
 // for packets of the addresses' family; all addresses of one match are of one family. Compile gives a list more than one
 // entry only where it is negated (NotDestinationPorts, NotGIDs): "any of" is several rules.
 type Match struct {
-	Families Families // 0: those of the rule set
-	Protocol Protocol
+	Families Families `json:"families,omitempty"` // 0: those of the rule set
+	Protocol Protocol `json:"protocol,omitempty"`
 
-	InInterface  string // exact name
-	OutInterface string
-	NotOut       bool // negates OutInterface
+	InInterface  string `json:"inInterface,omitempty"` // exact name
+	OutInterface string `json:"outInterface,omitempty"`
+	NotOut       bool   `json:"notOut,omitempty"` // negates OutInterface
 
-	Source         []netip.Prefix // any of
-	NotSource      bool
-	Destination    []netip.Prefix // any of
-	NotDestination bool
+	Source         []netip.Prefix `json:"source,omitempty"` // any of
+	NotSource      bool           `json:"notSource,omitempty"`
+	Destination    []netip.Prefix `json:"destination,omitempty"` // any of
+	NotDestination bool           `json:"notDestination,omitempty"`
 
-	SourcePorts         []PortRange // any of; needs a protocol
-	DestinationPorts    []PortRange
-	NotDestinationPorts bool
+	SourcePorts         []PortRange `json:"sourcePorts,omitempty"` // any of; needs a protocol
+	DestinationPorts    []PortRange `json:"destinationPorts,omitempty"`
+	NotDestinationPorts bool        `json:"notDestinationPorts,omitempty"`
 
 	// Owner of the sending socket, in base chains of Output and what they jump to.
-	UIDs    []uint32 // any of
-	NotUIDs bool
-	GIDs    []uint32
-	NotGIDs bool
+	UIDs    []uint32 `json:"uids,omitempty"` // any of
+	NotUIDs bool     `json:"notUids,omitempty"`
+	GIDs    []uint32 `json:"gids,omitempty"`
+	NotGIDs bool     `json:"notGids,omitempty"`
 
-	Mark     *Mark
-	NotMark  bool
-	ConnMark *Mark
+	Mark     *Mark `json:"mark,omitempty"`
+	NotMark  bool  `json:"notMark,omitempty"`
+	ConnMark *Mark `json:"connMark,omitempty"`
 
 	// States of connection tracking, any of: "new", "established", "related", "invalid".
-	States []State
+	States []State `json:"states,omitempty"`
 	// Socket holds when a local socket exists to which the packet belongs (established transparent connections).
-	Socket bool
+	Socket bool `json:"socket,omitempty"`
 }
 
 // PortRange is the ports from First to Last, both included.
@@ -158,21 +158,21 @@ const (
 
 // Verdict is an action with what it needs.
 type Verdict struct {
-	Action Action
-	Chain  string // of Jump
-	Port   uint16 // of Redirect and TransparentProxy
-	Mark   Mark   // of SetMark and TransparentProxy
-	ZoneID uint16 // of Zone
+	Action Action `json:"action"`
+	Chain  string `json:"chain,omitempty"` // of Jump
+	Port   uint16 `json:"port,omitempty"`  // of Redirect and TransparentProxy
+	Mark   Mark   `json:"mark,omitzero"`   // of SetMark and TransparentProxy
+	ZoneID uint16 `json:"zone,omitempty"`  // of Zone
 }
 
 // Routing sends marked packets of any destination to the local host, for sockets that accept them (TPROXY), and gives the
 // loopback link the addresses that Envoy binds.
 type Routing struct {
 	// Mark, Table and Priority are of the policy rule and the route; there is none where Mark is 0.
-	Mark  uint32
-	Table int
+	Mark  uint32 `json:"mark,omitempty"`
+	Table int    `json:"table,omitempty"`
 	// Priority of the rules, fixed so that a second apply finds them.
-	Priority int
+	Priority int `json:"priority,omitempty"`
 	// LoopbackAddresses are added to lo where they are missing (::6, the inbound pass-through address of IPv6).
-	LoopbackAddresses []netip.Prefix
+	LoopbackAddresses []netip.Prefix `json:"loopbackAddresses,omitempty"`
 }

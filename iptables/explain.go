@@ -1,0 +1,237 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// End is where a packet ends up.
+type End string
+
+// The ends.
+const (
+	Passes      End = "passes"      // to its destination, past the proxy
+	Redirected  End = "redirected"  // to Port of this namespace
+	Transparent End = "transparent" // to the socket at Port of this namespace, addresses unchanged
+	Dropped     End = "dropped"
+	Refused     End = "refused"
+)
+
+// Step is one rule that the packet met.
+type Step struct {
+	Table Table  `json:"table"`
+	Chain string `json:"chain"`
+	Rule  *Rule  `json:"rule"`
+	// Missed is the condition that does not hold; "" if the rule holds.
+	Missed string `json:"missed,omitempty"`
+}
+
+// Explanation says what the rules do with a packet, and why.
+type Explanation struct {
+	End  End    `json:"end"`
+	Port uint16 `json:"port,omitempty"`
+	// Decision is the rule that decides; nil if none does.
+	Decision *Rule  `json:"decision,omitempty"`
+	Zone     uint16 `json:"zone,omitempty"` // of connection tracking; 0 is the usual one
+	Mark     uint32 `json:"mark,omitempty"` // at the end
+	Steps    []Step `json:"steps"`
+	// Why is the whole in a sentence or two.
+	Why string `json:"why"`
+}
+
+// Explain walks the packet through the rules as the kernel does.
+func Explain(rules *RuleSet, p Packet) Explanation {
+	w := walk{rules: rules, packet: p}
+	w.p = &w.packet
+	w.run()
+	w.e.Mark = w.packet.Mark
+	w.e.Why = w.why()
+	return w.e
+}
+
+// walk is one packet's way. Only a copy of the packet changes.
+type walk struct {
+	rules  *RuleSet
+	packet Packet
+	p      *Packet
+	e      Explanation
+	ended  bool
+	// left are the rules by which the packet left chains, callers the rules that led to where it is.
+	left    []*Step
+	callers []*Rule
+}
+
+func (w *walk) run() {
+	w.e.End = Passes
+	if w.rules.Families&w.p.Family() == 0 {
+		return
+	}
+	if w.p.Direction == Inbound {
+		w.hooks(Prerouting, Raw, Mangle, NAT)
+		w.hooks(Input, Filter)
+		w.hooks(Forward, Filter)
+		return
+	}
+	w.hooks(Output, Raw, Mangle, NAT, Filter)
+	if w.p.Interface == loopback {
+		// What goes over lo comes in again, tracked and translated already: raw and nat do not see it.
+		w.p.UID, w.p.GID = nil, nil
+		w.hooks(Prerouting, Mangle)
+		w.hooks(Input, Filter)
+	}
+}
+
+func (w *walk) hooks(h Hook, tables ...Table) {
+	for _, t := range tables {
+		if w.ended || t == NAT && w.p.state() != New {
+			continue
+		}
+		for i := range w.rules.Chains {
+			if c := &w.rules.Chains[i]; c.Table == t && c.Hook == h {
+				w.chain(c, h, 0)
+			}
+		}
+	}
+}
+
+// maxDepth ends walks through rules that jump in a circle, which the kernel refuses.
+const maxDepth = 16
+
+// chain tells whether the table's walk goes on.
+func (w *walk) chain(c *Chain, h Hook, depth int) bool {
+	for i := range c.Rules {
+		r := &c.Rules[i]
+		missed := r.Match.misses(w.p, h, w.rules.Families)
+		w.e.Steps = append(w.e.Steps, Step{Table: c.Table, Chain: c.Name, Rule: r, Missed: missed})
+		if missed != "" {
+			continue
+		}
+		switch on, returned := w.verdict(c, r, h, depth); {
+		case !on:
+			return false
+		case returned:
+			w.left = append(w.left, &Step{Table: c.Table, Chain: c.Name, Rule: r})
+			return true
+		}
+	}
+	return true
+}
+
+// verdict tells whether the table's walk goes on, and whether the chain is left.
+func (w *walk) verdict(c *Chain, r *Rule, h Hook, depth int) (on, returned bool) {
+	v := &r.Verdict
+	switch v.Action {
+	case Return:
+		return true, true
+	case Accept:
+		w.e.Decision = w.decider(c, r)
+		return false, false
+	case Drop:
+		return w.end(c, r, Dropped)
+	case Reject:
+		return w.end(c, r, Refused)
+	case Redirect:
+		return w.end(c, r, Redirected)
+	case TransparentProxy:
+		w.p.Mark = w.p.Mark&^v.Mark.Mask | v.Mark.Value
+		return w.end(c, r, Transparent)
+	case SetMark:
+		w.p.Mark = w.p.Mark&^v.Mark.Mask | v.Mark.Value
+	case SaveMark:
+		w.p.ConnMark = w.p.Mark
+	case RestoreMark:
+		w.p.Mark = w.p.ConnMark
+	case Zone:
+		if w.e.Zone == 0 {
+			w.e.Zone = v.ZoneID
+		}
+	case Jump:
+		return w.jump(c, r, h, depth), false
+	}
+	return true, false
+}
+
+func (w *walk) jump(c *Chain, r *Rule, h Hook, depth int) bool {
+	to := slices.IndexFunc(w.rules.Chains, func(to Chain) bool { return to.Table == c.Table && to.Name == r.Verdict.Chain })
+	if to < 0 || depth == maxDepth {
+		return true
+	}
+	w.callers = append(w.callers, r)
+	on := w.chain(&w.rules.Chains[to], h, depth+1)
+	w.callers = w.callers[:len(w.callers)-1]
+	return on
+}
+
+// targets are chains that only carry out what the rule that jumps to them decides.
+var targets = []string{chainRedirect, chainInRedirect, chainTProxy, chainDivert}
+
+func (w *walk) end(c *Chain, r *Rule, end End) (bool, bool) {
+	w.ended = true
+	w.e.End, w.e.Port, w.e.Decision = end, r.Verdict.Port, w.decider(c, r)
+	return false, false
+}
+
+// decider is the rule that sent the packet to a target, or the rule itself where that is of another chain.
+func (w *walk) decider(c *Chain, r *Rule) *Rule {
+	if slices.Contains(targets, c.Name) && len(w.callers) > 0 {
+		return w.callers[len(w.callers)-1]
+	}
+	return r
+}
+
+// letGo is the rule by which a packet that passes left our chains: one of nat, which decides about connections, if it left
+// any there.
+func (w *walk) letGo() *Rule {
+	var last *Rule
+	for _, s := range w.left {
+		if s.Table == NAT {
+			return s.Rule
+		}
+		if s.Table == Mangle && s.Chain == chainInbound || s.Table == Filter {
+			last = s.Rule
+		}
+	}
+	return last
+}
+
+func (w *walk) why() string {
+	family := "IPv4"
+	if w.p.Family() == IPv6 {
+		family = "IPv6"
+	}
+	if w.rules.Families&w.p.Family() == 0 {
+		return fmt.Sprintf("It goes to %s past the proxy: %s is not looked at.", w.p.To, family)
+	}
+	if w.e.End == Passes {
+		if w.e.Decision == nil {
+			w.e.Decision = w.letGo()
+		}
+		if w.e.Decision == nil {
+			return fmt.Sprintf("It goes to %s past the proxy: no rule captures it.", w.p.To)
+		}
+		return fmt.Sprintf("It goes to %s directly: %s (%s).", w.p.To, w.e.Decision.Reason, w.e.Decision.ID)
+	}
+	return fmt.Sprintf("It %s: %s (%s).", w.e.where(), w.e.Decision.Reason, w.e.Decision.ID)
+}
+
+// where says where the packet ends up, for a sentence that begins with "it".
+func (e *Explanation) where() string {
+	switch e.End {
+	case Redirected:
+		return fmt.Sprintf("is redirected to port %d of this pod", e.Port)
+	case Transparent:
+		return fmt.Sprintf("reaches port %d of this pod with its addresses unchanged", e.Port)
+	case Dropped:
+		return "is dropped"
+	case Refused:
+		return "is refused"
+	}
+	return "passes"
+}
+
+// IsLocal tells whether an address is of the namespace itself, given its own ones: packets to it leave by lo.
+func IsLocal(a netip.Addr, own []netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsLoopback() || slices.Contains(own, a)
+}
