@@ -1,0 +1,91 @@
+package iptables
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/span"
+)
+
+// Canonical gives the one form that all rule sets of the same meaning, rule by rule, have in common, and in which back
+// ends read rules back: lists are sorted and as short as they can be, what follows from something else is left out, and
+// so are reasons. Rules and chains keep their order.
+func Canonical(rules *RuleSet) *RuleSet {
+	if rules == nil {
+		return nil
+	}
+	out := &RuleSet{Families: rules.Families, Routing: canonicalRouting(rules.Routing)}
+	for _, c := range rules.Chains {
+		c.Rules = slices.Clone(c.Rules)
+		for i := range c.Rules {
+			c.Rules[i].Reason = ""
+			c.Rules[i].Match = c.Rules[i].Match.canonical(rules.Families)
+		}
+		out.Chains = append(out.Chains, c)
+	}
+	slices.SortFunc(out.Chains, func(a, b Chain) int {
+		return cmp.Or(slices.Index(tableOrder, a.Table)-slices.Index(tableOrder, b.Table), cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+// tableOrder is that in which a packet meets the tables.
+var tableOrder = []Table{Raw, Mangle, NAT, Filter}
+
+func canonicalRouting(r *Routing) *Routing {
+	if r == nil {
+		return nil
+	}
+	c := *r
+	c.LoopbackAddresses = slices.Clone(r.LoopbackAddresses)
+	slices.SortFunc(c.LoopbackAddresses, netip.Prefix.Compare)
+	c.LoopbackAddresses = slices.Compact(c.LoopbackAddresses)
+	return &c
+}
+
+func (m Match) canonical(all Families) Match {
+	m.Source, m.Destination = span.Prefixes(m.Source), span.Prefixes(m.Destination)
+	if m.Families&all == all || len(m.Source)+len(m.Destination) > 0 {
+		m.Families = 0
+	}
+	m.SourcePorts, m.DestinationPorts = canonicalPorts(m.SourcePorts), canonicalPorts(m.DestinationPorts)
+	m.UIDs, m.GIDs = sortedSet(m.UIDs), sortedSet(m.GIDs)
+	m.States = sortedSet(m.States)
+	m.Mark, m.ConnMark = canonicalMark(m.Mark), canonicalMark(m.ConnMark)
+	return m
+}
+
+func sortedSet[T cmp.Ordered](list []T) []T {
+	if len(list) == 0 {
+		return nil
+	}
+	list = slices.Clone(list)
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+func canonicalMark(m *Mark) *Mark {
+	if m == nil {
+		return nil
+	}
+	return &Mark{Value: m.Value & m.Mask, Mask: m.Mask}
+}
+
+// canonicalPorts joins ranges that overlap or touch.
+func canonicalPorts(ranges []PortRange) []PortRange {
+	if len(ranges) == 0 {
+		return nil
+	}
+	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b PortRange) int { return cmp.Compare(a.First, b.First) })
+	out := sorted[:1]
+	for _, r := range sorted[1:] {
+		last := &out[len(out)-1]
+		if int(r.First) > int(last.Last)+1 {
+			out = append(out, r)
+			continue
+		}
+		last.Last = max(last.Last, r.Last)
+	}
+	return out
+}

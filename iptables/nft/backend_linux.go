@@ -1,0 +1,165 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nslock"
+	"github.com/pilotfish-mesh/pilotfish/iptables/route"
+)
+
+// Backend is that of one namespace. It keeps nothing open between calls.
+type Backend struct {
+	cfg    Config
+	routes *route.Routes
+}
+
+// New gives the back end of a namespace.
+func New(cfg Config) (*Backend, error) {
+	return &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Inject: cfg.Inject})}, nil
+}
+
+// Name is "nftables".
+func (*Backend) Name() string { return Name }
+
+// within runs f under the namespace's lock, with an open connection.
+func (b *Backend) within(ctx context.Context, f func(*conn) error) error {
+	release, err := nslock.Hold(ctx, b.cfg.NetNS)
+	if err != nil {
+		return err
+	}
+	defer release()
+	c, err := dial(ctx, b.cfg.NetNS)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	return f(c)
+}
+
+// Apply replaces what is in force. What routing needs is added before the rules that use it, and what it no longer
+// needs goes after them.
+func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
+	rules = iptables.Canonical(rules)
+	if rules == nil {
+		return errors.New("there is no rule set to apply; Clean takes away what is there")
+	}
+	return b.within(ctx, func(c *conn) error {
+		undoAdd, err := b.routes.Add(rules.Routing, rules.Families)
+		if err != nil {
+			return fmt.Errorf("add what transparent proxying needs: %w", err)
+		}
+		before, err := b.replace(c, rules)
+		if err != nil {
+			return errors.Join(fmt.Errorf("apply the rules by nftables: %w", err), undoAdd())
+		}
+		if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
+			return errors.Join(fmt.Errorf("remove routing of before: %w", err), b.restore(c, before), undoAdd())
+		}
+		return nil
+	})
+}
+
+// replace puts the rules in force in one transaction, and gives what was there.
+func (b *Backend) replace(c *conn, rules *iptables.RuleSet) (before *iptables.RuleSet, err error) {
+	return before, b.transact(c, "replace the rules", func(old *state) (*batch, error) {
+		before = decode(old).Rules
+		next := &batch{}
+		return next, next.replace(rules, old)
+	})
+}
+
+// restore puts back what replace found.
+func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
+	err := b.transact(c, "restore the rules", func(old *state) (*batch, error) {
+		next := &batch{}
+		if before != nil {
+			return next, next.replace(before, old)
+		}
+		if old.exists {
+			next.remove()
+		}
+		return next, nil
+	})
+	if err != nil {
+		return fmt.Errorf("restore the former rules: %w", err)
+	}
+	return nil
+}
+
+// transact makes a batch from the present state and commits it, again if somebody was faster.
+func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, error)) error {
+	if b.cfg.Inject != nil {
+		if err := b.cfg.Inject(step); err != nil {
+			return err
+		}
+	}
+	for range attempts {
+		old, err := c.look(true)
+		if err != nil {
+			return err
+		}
+		next, err := make(old)
+		if err != nil || len(next.messages) == 0 {
+			return err
+		}
+		if err := c.commit(old.generation, next.messages); !errors.Is(err, unix.ERESTART) {
+			return err
+		}
+	}
+	return fmt.Errorf("others changed rules of the namespace %d times meanwhile: try again", attempts)
+}
+
+// Read gives what is in force, in canonical form.
+func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
+	var out *iptables.Installed
+	err := b.within(ctx, func(c *conn) error {
+		s, err := c.look(true)
+		if err != nil {
+			return err
+		}
+		out = decode(s)
+		families := iptables.BothFamilies
+		if out.Rules != nil {
+			families = out.Rules.Families
+		}
+		routing, strange, err := b.routes.Read(families)
+		if err != nil {
+			return err
+		}
+		out.Strange = append(out.Strange, strange...)
+		if out.Rules != nil {
+			out.Rules.Routing = routing
+		} else if routing != nil {
+			out.Strange = append(out.Strange, fmt.Sprintf("routing without rules: %+v", *routing))
+		}
+		return nil
+	})
+	return out, err
+}
+
+// Clean takes the table away, and then what routing has of ours.
+func (b *Backend) Clean(ctx context.Context) error {
+	return b.within(ctx, func(c *conn) error {
+		var before *iptables.RuleSet
+		err := b.transact(c, "remove the rules", func(old *state) (*batch, error) {
+			before = decode(old).Rules
+			next := &batch{}
+			if old.exists {
+				next.remove()
+			}
+			return next, nil
+		})
+		if err != nil {
+			return fmt.Errorf("remove the rules by nftables: %w", err)
+		}
+		if _, err := b.routes.Prune(nil, 0); err != nil {
+			return errors.Join(fmt.Errorf("remove routing: %w", err), b.restore(c, before))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,30 @@
+//go:build !linux
+
+package nft
+
+import (
+	"context"
+	"errors"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Backend is of Linux.
+type Backend struct{}
+
+var errLinux = errors.Join(ErrUnsupported, errors.New("redirection works on Linux only"))
+
+// New fails.
+func New(Config) (*Backend, error) { return nil, errLinux }
+
+// Name is "nftables".
+func (*Backend) Name() string { return Name }
+
+// Apply fails.
+func (*Backend) Apply(context.Context, *iptables.RuleSet) error { return errLinux }
+
+// Read fails.
+func (*Backend) Read(context.Context) (*iptables.Installed, error) { return nil, errLinux }
+
+// Clean fails.
+func (*Backend) Clean(context.Context) error { return errLinux }

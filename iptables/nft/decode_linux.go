@@ -1,0 +1,360 @@
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// decode makes a rule set, in canonical form, of what the kernel holds.
+func decode(s *state) *iptables.Installed {
+	out := &iptables.Installed{}
+	if !s.exists {
+		return out
+	}
+	out.Rules = &iptables.RuleSet{Families: familiesOf(s)}
+	for _, k := range s.chains {
+		c := modelChain(k.name)
+		if want, isBase := bases[stage{c.Table, c.Hook}]; (k.base != nil) != isBase || (isBase && (*k.base != want || !k.accepts)) {
+			out.Strange = append(out.Strange, fmt.Sprintf("chain %s is %s", k.name, k.describe()))
+		}
+		rules, strange := decodeChain(s, k, out.Rules.Families)
+		c.Rules = rules
+		out.Strange = append(out.Strange, strange...)
+		out.Rules.Chains = append(out.Rules.Chains, c)
+	}
+	for _, name := range s.named {
+		out.Strange = append(out.Strange, "set "+name)
+	}
+	out.Rules = iptables.Canonical(out.Rules)
+	return out
+}
+
+func (k kernelChain) describe() string {
+	if k.base == nil {
+		return "called by no hook"
+	}
+	policy := "drop"
+	if k.accepts {
+		policy = "accept"
+	}
+	return fmt.Sprintf("of type %s at hook %d, priority %d, policy %s", k.base.kind, k.base.hook, k.base.priority, policy)
+}
+
+// familiesOf looks for the rule that every base chain begins with, if the rule set is for one family.
+func familiesOf(s *state) iptables.Families {
+	found := iptables.Families(0)
+	for _, k := range s.chains {
+		if k.base == nil {
+			continue
+		}
+		f := iptables.BothFamilies
+		if len(k.rules) > 0 {
+			f = guarded(k.rules[0])
+		}
+		if found != 0 && f != found {
+			return iptables.BothFamilies
+		}
+		found = f
+	}
+	if found == 0 {
+		return iptables.BothFamilies
+	}
+	return found
+}
+
+// guarded tells which family a rule leaves for the rules behind it.
+func guarded(r kernelRule) iptables.Families {
+	if r.comment == familiesID && len(r.exprs) == 3 {
+		var load expr.Meta
+		var cmp expr.Cmp
+		var then expr.Verdict
+		if r.exprs[0].into("meta", &load) && r.exprs[1].into("cmp", &cmp) && r.exprs[2].into("immediate", &then) &&
+			load.Key == expr.MetaKeyNFPROTO && cmp.Op == expr.CmpOpNeq && len(cmp.Data) == 1 && then.Kind == expr.VerdictAccept {
+			return familyOfNumber(cmp.Data[0])
+		}
+	}
+	return iptables.BothFamilies
+}
+
+func familyOfNumber(n byte) iptables.Families {
+	switch n {
+	case unix.NFPROTO_IPV4:
+		return iptables.IPv4
+	case unix.NFPROTO_IPV6:
+		return iptables.IPv6
+	}
+	return iptables.BothFamilies
+}
+
+// decodeChain reads a chain's rules, without the one that the families are told by.
+func decodeChain(s *state, k kernelChain, families iptables.Families) (rules []iptables.Rule, strange []string) {
+	list := k.rules
+	if k.base != nil && families != iptables.BothFamilies {
+		list = list[1:]
+	}
+	for i := 0; i < len(list); i++ {
+		r, err := decodeRule(s, k.name, list[i])
+		if err == nil && r.Verdict.Action == iptables.TransparentProxy {
+			if i+1 == len(list) || list[i+1].comment != r.ID+unheard {
+				err = errors.New("what it finds no listener for is not dropped")
+			} else {
+				i++
+			}
+		}
+		if err != nil {
+			strange = append(strange, fmt.Sprintf("rule %q (handle %d) of chain %s: %v", list[i].comment, list[i].handle, k.name, err))
+			continue
+		}
+		rules = append(rules, r)
+	}
+	return rules, strange
+}
+
+func decodeRule(s *state, chain string, k kernelRule) (iptables.Rule, error) {
+	d := decoder{sets: s.sets, table: modelChain(chain).Table}
+	for _, e := range k.exprs {
+		if err := d.step(e); err != nil {
+			return iptables.Rule{}, fmt.Errorf("%s: %w", e.name, err)
+		}
+	}
+	r := iptables.Rule{ID: k.comment, Match: d.match, Verdict: d.verdict}
+	switch {
+	case r.Verdict.Action == "":
+		return r, errors.New("no verdict")
+	case r.Verdict.Action == iptables.TransparentProxy && !d.accepted:
+		return r, errors.New("it goes on after tproxy")
+	case len(r.Match.Source)+len(r.Match.Destination) > 0 && nfproto(r.Match.Families) == 0:
+		return r, errors.New("it looks for an address in packets of any family")
+	}
+	return r, nil
+}
+
+// decoder walks the expressions of a rule as the kernel does, with the one register that we use.
+type decoder struct {
+	sets     map[string]kernelSet
+	table    iptables.Table
+	register any    // *expr.Meta, *expr.Payload, *expr.Ct, *expr.Socket, *expr.Immediate
+	mask     []byte // and-ed to it
+	xor      []byte
+	match    iptables.Match
+	verdict  iptables.Verdict
+	accepted bool
+}
+
+var errWords = errors.New("the model has no words for it")
+
+// into decodes an expression of a name.
+func (e kernelExpr) into(name string, to expr.Any) bool {
+	return e.name == name && expr.Unmarshal(unix.NFPROTO_INET, e.data, to) == nil
+}
+
+func (d *decoder) step(e kernelExpr) error {
+	switch e.name {
+	case "counter":
+		return nil
+	case "meta", "payload", "ct", "socket":
+		return d.load(e)
+	case "immediate":
+		return d.immediate(e)
+	case "bitwise":
+		return d.bitwise(e)
+	case "cmp", "range", "lookup":
+		return d.compare(e)
+	case "reject":
+		return d.reject(e)
+	case "redir":
+		return d.redirect(e)
+	case "tproxy":
+		return d.tproxy(e)
+	}
+	return errWords
+}
+
+// load puts something of the packet into the register, or the register into the packet.
+func (d *decoder) load(e kernelExpr) error {
+	var from any
+	switch e.name {
+	case "meta":
+		x := &expr.Meta{}
+		if !e.into(e.name, x) {
+			return errWords
+		}
+		if x.SourceRegister {
+			return d.storeMark(x)
+		}
+		from = x
+	case "ct":
+		x := &expr.Ct{}
+		if !e.into(e.name, x) {
+			return errWords
+		}
+		if parse(e.data).get(unix.NFTA_CT_SREG) != nil { // the library reads no such expression
+			return d.storeConnection(x)
+		}
+		from = x
+	case "payload":
+		x := &expr.Payload{}
+		if !e.into(e.name, x) || x.OperationType != expr.PayloadLoad {
+			return errWords
+		}
+		from = x
+	case "socket":
+		x := &expr.Socket{}
+		if !e.into(e.name, x) {
+			return errWords
+		}
+		from = x
+	}
+	d.register, d.mask, d.xor = from, nil, nil
+	return nil
+}
+
+func (d *decoder) bitwise(e kernelExpr) error {
+	x := &expr.Bitwise{}
+	if !e.into(e.name, x) || d.mask != nil || d.register == nil || len(x.Mask) == 0 || len(x.Mask) != len(x.Xor) {
+		return errWords
+	}
+	d.mask, d.xor = x.Mask, x.Xor
+	return nil
+}
+
+func (d *decoder) immediate(e kernelExpr) error {
+	x := &expr.Immediate{}
+	if !e.into(e.name, x) {
+		return errWords
+	}
+	if x.Register == unix.NFT_REG_VERDICT {
+		return d.decide(e)
+	}
+	d.register, d.mask, d.xor = x, nil, nil
+	return nil
+}
+
+func (d *decoder) decide(e kernelExpr) error {
+	v := &expr.Verdict{}
+	if !e.into("immediate", v) {
+		return errWords
+	}
+	if d.verdict.Action == iptables.TransparentProxy && v.Kind == expr.VerdictAccept {
+		d.accepted = true
+		return nil
+	}
+	switch v.Kind {
+	case expr.VerdictReturn:
+		return d.conclude(iptables.Verdict{Action: iptables.Return})
+	case expr.VerdictAccept:
+		return d.conclude(iptables.Verdict{Action: iptables.Accept})
+	case expr.VerdictDrop:
+		return d.conclude(iptables.Verdict{Action: iptables.Drop})
+	case expr.VerdictJump:
+		to := modelChain(v.Chain)
+		if to.Table != d.table || to.Hook != "" {
+			return fmt.Errorf("a jump to %s, of another table", v.Chain)
+		}
+		return d.conclude(iptables.Verdict{Action: iptables.Jump, Chain: to.Name})
+	}
+	return errWords
+}
+
+// conclude notes the verdict, of which there can be one.
+func (d *decoder) conclude(v iptables.Verdict) error {
+	if d.verdict.Action != "" {
+		return fmt.Errorf("%s after %s", v.Action, d.verdict.Action)
+	}
+	d.verdict = v
+	return nil
+}
+
+// constant is the number that the register was loaded with.
+func (d *decoder) constant(size int) ([]byte, bool) {
+	x, ok := d.register.(*expr.Immediate)
+	if !ok || len(x.Data) < size || d.mask != nil {
+		return nil, false
+	}
+	return x.Data, true
+}
+
+func (d *decoder) redirect(e kernelExpr) error {
+	x := &expr.Redir{}
+	port, ok := d.constant(2)
+	if !e.into(e.name, x) || !ok || x.RegisterProtoMin == 0 || (x.RegisterProtoMax != 0 && x.RegisterProtoMax != x.RegisterProtoMin) {
+		return errWords
+	}
+	return d.conclude(iptables.Verdict{Action: iptables.Redirect, Port: binary.BigEndian.Uint16(port)})
+}
+
+func (d *decoder) reject(e kernelExpr) error {
+	x := &expr.Reject{}
+	if !e.into(e.name, x) {
+		return errWords
+	}
+	switch {
+	case d.match.Protocol == iptables.TCP && x.Type == unix.NFT_REJECT_TCP_RST:
+	case d.match.Protocol == iptables.UDP && x.Type == unix.NFT_REJECT_ICMPX_UNREACH && x.Code == icmpxPortUnreachable:
+	default:
+		return errors.New("a refusal of another kind")
+	}
+	return d.conclude(iptables.Verdict{Action: iptables.Reject})
+}
+
+func (d *decoder) tproxy(e kernelExpr) error {
+	port, ok := d.constant(2)
+	if a := parse(e.data); !ok || a.get(expr.NFTA_TPROXY_REG_ADDR) != nil || a.get(expr.NFTA_TPROXY_REG_PORT) == nil {
+		return errWords
+	}
+	return d.conclude(iptables.Verdict{Action: iptables.TransparentProxy, Port: binary.BigEndian.Uint16(port)})
+}
+
+func (d *decoder) storeMark(x *expr.Meta) error {
+	if x.Key != expr.MetaKeyMARK {
+		return errWords
+	}
+	if from, ok := d.register.(*expr.Ct); ok && from.Key == expr.CtKeyMARK && d.mask == nil {
+		return d.conclude(iptables.Verdict{Action: iptables.RestoreMark})
+	}
+	m, ok := d.markValue()
+	if !ok {
+		return errWords
+	}
+	if d.verdict.Action == iptables.TransparentProxy && !d.accepted {
+		d.verdict.Mark = m
+		return nil
+	}
+	return d.conclude(iptables.Verdict{Action: iptables.SetMark, Mark: m})
+}
+
+// markValue is what is stored as mark: a constant, or the former one with some bits changed.
+func (d *decoder) markValue() (iptables.Mark, bool) {
+	if b, ok := d.constant(4); ok {
+		return iptables.Mark{Value: binary.NativeEndian.Uint32(b), Mask: ^uint32(0)}, true
+	}
+	from, ok := d.register.(*expr.Meta)
+	if !ok || from.Key != expr.MetaKeyMARK || len(d.mask) != 4 {
+		return iptables.Mark{}, false
+	}
+	return iptables.Mark{Value: binary.NativeEndian.Uint32(d.xor), Mask: ^binary.NativeEndian.Uint32(d.mask)}, true
+}
+
+func (d *decoder) storeConnection(x *expr.Ct) error {
+	switch x.Key {
+	case expr.CtKeyMARK:
+		if from, ok := d.register.(*expr.Meta); ok && from.Key == expr.MetaKeyMARK && d.mask == nil {
+			return d.conclude(iptables.Verdict{Action: iptables.SaveMark})
+		}
+	case expr.CtKeyZONE:
+		if b, ok := d.constant(2); ok {
+			return d.conclude(iptables.Verdict{Action: iptables.Zone, ZoneID: binary.NativeEndian.Uint16(b)})
+		}
+	}
+	return errWords
+}
+
+// trimmed is a name of an interface.
+func trimmed(b []byte) string { return strings.TrimRight(string(b), "\x00") }

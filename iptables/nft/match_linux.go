@@ -1,0 +1,206 @@
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// ifnamsiz is the length of the field that the kernel keeps names of interfaces in.
+const ifnamsiz = 16
+
+var protocolNumbers = map[iptables.Protocol]byte{iptables.TCP: unix.IPPROTO_TCP, iptables.UDP: unix.IPPROTO_UDP}
+
+var stateBits = map[iptables.State]uint32{
+	iptables.Invalid: expr.CtStateBitINVALID, iptables.Established: expr.CtStateBitESTABLISHED,
+	iptables.Related: expr.CtStateBitRELATED, iptables.New: expr.CtStateBitNEW,
+}
+
+// conditions makes a rule's expressions from a match in canonical form.
+type conditions struct {
+	batch *batch
+	exprs []expr.Any
+}
+
+func (c *conditions) compare(load expr.Any, op expr.CmpOp, data []byte) {
+	c.exprs = append(c.exprs, load, &expr.Cmp{Op: op, Register: 1, Data: data})
+}
+
+func (c *conditions) among(load expr.Any, l list) {
+	c.exprs = append(c.exprs, load, l.expression(c.batch))
+}
+
+func meta(key expr.MetaKey) *expr.Meta { return &expr.Meta{Key: key, Register: 1} }
+
+func equal(not bool) expr.CmpOp {
+	if not {
+		return expr.CmpOpNeq
+	}
+	return expr.CmpOpEq
+}
+
+// match adds the conditions in the order in which the kernel checks them: the cheap ones first.
+func (c *conditions) match(m iptables.Match) error {
+	if err := c.family(m); err != nil {
+		return err
+	}
+	if err := c.transport(m); err != nil {
+		return err
+	}
+	if err := c.interfaces(m); err != nil {
+		return err
+	}
+	c.addresses(m)
+	c.ports(m)
+	if len(m.UIDs) > 0 {
+		c.among(meta(expr.MetaKeySKUID), idList(keyUID, m.UIDs, m.NotUIDs))
+	}
+	if len(m.GIDs) > 0 {
+		c.among(meta(expr.MetaKeySKGID), idList(keyGID, m.GIDs, m.NotGIDs))
+	}
+	if m.Mark != nil {
+		c.mark(meta(expr.MetaKeyMARK), *m.Mark, m.NotMark)
+	}
+	if m.ConnMark != nil {
+		c.mark(&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, *m.ConnMark, false)
+	}
+	return c.connection(m)
+}
+
+// family restricts addresses to packets that have them where we look.
+func (c *conditions) family(m iptables.Match) error {
+	families := m.Families
+	for _, p := range append(m.Source[:len(m.Source):len(m.Source)], m.Destination...) {
+		of := familyOf(p)
+		if families != 0 && families != of {
+			return fmt.Errorf("its addresses are not of one family: %s", p)
+		}
+		families = of
+	}
+	if proto := nfproto(families); proto != 0 {
+		c.compare(meta(expr.MetaKeyNFPROTO), expr.CmpOpEq, []byte{proto})
+	}
+	return nil
+}
+
+func familyOf(p netip.Prefix) iptables.Families {
+	if p.Addr().Is4() {
+		return iptables.IPv4
+	}
+	return iptables.IPv6
+}
+
+// nfproto is the number of a family; 0 of both, and of none.
+func nfproto(f iptables.Families) byte {
+	switch f {
+	case iptables.IPv4:
+		return unix.NFPROTO_IPV4
+	case iptables.IPv6:
+		return unix.NFPROTO_IPV6
+	}
+	return 0
+}
+
+func (c *conditions) transport(m iptables.Match) error {
+	if m.Protocol == iptables.AnyProtocol {
+		if len(m.SourcePorts)+len(m.DestinationPorts) > 0 {
+			return errors.New("ports need a protocol")
+		}
+		return nil
+	}
+	n, known := protocolNumbers[m.Protocol]
+	if !known {
+		return fmt.Errorf("protocol %q is neither tcp nor udp", m.Protocol)
+	}
+	c.compare(meta(expr.MetaKeyL4PROTO), expr.CmpOpEq, []byte{n})
+	return nil
+}
+
+func (c *conditions) interfaces(m iptables.Match) error {
+	for _, name := range []string{m.InInterface, m.OutInterface} {
+		if len(name) >= ifnamsiz {
+			return fmt.Errorf("interface %q: names have at most %d characters", name, ifnamsiz-1)
+		}
+	}
+	if m.InInterface != "" {
+		c.compare(meta(expr.MetaKeyIIFNAME), expr.CmpOpEq, interfaceName(m.InInterface))
+	}
+	if m.OutInterface != "" {
+		c.compare(meta(expr.MetaKeyOIFNAME), equal(m.NotOut), interfaceName(m.OutInterface))
+	}
+	return nil
+}
+
+func interfaceName(name string) []byte {
+	b := make([]byte, ifnamsiz)
+	copy(b, name)
+	return b
+}
+
+func (c *conditions) addresses(m iptables.Match) {
+	load := func(prefixes []netip.Prefix, v4, v6 uint32) *expr.Payload {
+		p := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: v4, Len: 4}
+		if prefixes[0].Addr().Is6() {
+			p.Offset, p.Len = v6, 16
+		}
+		return p
+	}
+	if len(m.Source) > 0 {
+		c.among(load(m.Source, 12, 8), addressList(m.Source, m.NotSource))
+	}
+	if len(m.Destination) > 0 {
+		c.among(load(m.Destination, 16, 24), addressList(m.Destination, m.NotDestination))
+	}
+}
+
+func (c *conditions) ports(m iptables.Match) {
+	load := func(offset uint32) *expr.Payload {
+		return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2}
+	}
+	if len(m.SourcePorts) > 0 {
+		c.among(load(0), portList(m.SourcePorts, false))
+	}
+	if len(m.DestinationPorts) > 0 {
+		c.among(load(2), portList(m.DestinationPorts, m.NotDestinationPorts))
+	}
+}
+
+func (c *conditions) mark(load expr.Any, m iptables.Mark, not bool) {
+	c.exprs = append(c.exprs, load)
+	if m.Mask != ^uint32(0) {
+		c.exprs = append(c.exprs, masked(m.Mask, 0))
+	}
+	c.exprs = append(c.exprs, &expr.Cmp{Op: equal(not), Register: 1, Data: host(m.Value)})
+}
+
+func (c *conditions) connection(m iptables.Match) error {
+	var bits uint32
+	for _, s := range m.States {
+		bit, known := stateBits[s]
+		if !known {
+			return fmt.Errorf("%q is no state of connection tracking", s)
+		}
+		bits |= bit
+	}
+	if bits != 0 {
+		c.exprs = append(c.exprs, &expr.Ct{Key: expr.CtKeySTATE, Register: 1}, masked(bits, 0),
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: host(0)})
+	}
+	if m.Socket { // "wildcard 0": a socket that is bound to an address, as iptables' match has it
+		c.compare(&expr.Socket{Key: expr.SocketKeyWildcard, Register: 1}, expr.CmpOpEq, []byte{0})
+	}
+	return nil
+}
+
+// masked is register 1 := register 1 & mask ^ xor.
+func masked(mask, xor uint32) *expr.Bitwise {
+	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host(mask), Xor: host(xor)}
+}
+
+func host(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

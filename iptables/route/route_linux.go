@@ -1,0 +1,410 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Routes are those of one namespace. Calls are not concurrent.
+type Routes struct{ cfg Config }
+
+// New gives the routes of a namespace.
+func New(cfg Config) *Routes { return &Routes{cfg: cfg} }
+
+// kernel is an open connection to rules, routes and addresses.
+type kernel struct {
+	*netlink.Handle
+	netns int
+	lo    netlink.Link
+}
+
+func (r *Routes) open() (*kernel, error) {
+	k := &kernel{netns: r.cfg.NetNS}
+	var err error
+	if k.netns > 0 {
+		k.Handle, err = netlink.NewHandleAt(netns.NsHandle(k.netns), unix.NETLINK_ROUTE)
+	} else {
+		k.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket to routing: %w", err)
+	}
+	if k.lo, err = k.LinkByName("lo"); err != nil {
+		k.Close()
+		return nil, fmt.Errorf("look for the loopback interface: %w", err)
+	}
+	return k, nil
+}
+
+// family is a family of addresses in the kernel's terms.
+type family struct {
+	name   string
+	number int
+	all    *net.IPNet
+}
+
+func families(f iptables.Families) []family {
+	var out []family
+	if f&iptables.IPv4 != 0 {
+		out = append(out, family{"IPv4", unix.AF_INET, &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}})
+	}
+	if f&iptables.IPv6 != 0 {
+		out = append(out, family{"IPv6", unix.AF_INET6, &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}})
+	}
+	return out
+}
+
+// steered are the families whose marked packets the host takes.
+func steered(want *iptables.Routing, of iptables.Families) []family {
+	if want.Mark == 0 {
+		return nil
+	}
+	return families(of)
+}
+
+// Add adds what is missing of what transparent proxying of the families needs, nothing if want is nil.
+func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error) {
+	if want == nil {
+		return run(nil, nil)
+	}
+	k, err := r.open()
+	if err != nil {
+		return nil, err
+	}
+	defer k.Close()
+	var changes []change
+	for _, f := range steered(want, of) {
+		more, err := k.missing(want, f)
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, more...)
+	}
+	more, err := k.missingAddresses(want.LoopbackAddresses, of)
+	if err != nil {
+		return nil, err
+	}
+	return r.run(append(changes, more...))
+}
+
+// Prune takes away what is ours and not wanted, all that is ours if want is nil.
+func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, error) {
+	k, err := r.open()
+	if err != nil {
+		return nil, err
+	}
+	defer k.Close()
+	if want == nil {
+		want, of = &iptables.Routing{}, 0
+	}
+	var changes []change
+	for _, f := range families(iptables.BothFamilies) {
+		keep := len(steered(want, of&familyBit(f))) > 0
+		more, err := k.surplus(want, f, keep)
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, more...)
+	}
+	more, err := k.surplusAddresses(wantedAddresses(want.LoopbackAddresses, of))
+	if err != nil {
+		return nil, err
+	}
+	return r.run(append(changes, more...))
+}
+
+// run makes changes, which open the namespace themselves when they are undone later.
+func (r *Routes) run(changes []change) (Undo, error) {
+	return run(changes, r.cfg.Inject)
+}
+
+func familyBit(f family) iptables.Families {
+	if f.number == unix.AF_INET {
+		return iptables.IPv4
+	}
+	return iptables.IPv6
+}
+
+// on does something on a connection of its own, which an undo does not find open any more.
+func (k *kernel) on(f func(*kernel) error) error {
+	fresh, err := New(Config{NetNS: k.netns}).open()
+	if err != nil {
+		return err
+	}
+	defer fresh.Close()
+	return f(fresh)
+}
+
+// toggle is a change by adding and its reverse by deleting.
+func (k *kernel) toggle(what string, add, del func(*kernel) error) change {
+	return change{"add " + what, func() error { return k.on(add) }, func() error { return k.on(del) }}
+}
+
+// reverse is the change that takes away what toggle would add.
+func (c change) reverse(what string) change {
+	return change{"remove " + what, c.undo, c.do}
+}
+
+func policyRule(want *iptables.Routing, f family) *netlink.Rule {
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table = f.number, want.Priority, want.Table
+	rule.Mark, rule.Protocol = want.Mark, Protocol
+	return rule
+}
+
+func (k *kernel) ruleChange(rule *netlink.Rule, name string) (string, change) {
+	what := fmt.Sprintf("the %s rule %d: fwmark %#x lookup %d", name, rule.Priority, rule.Mark, rule.Table)
+	return what, k.toggle(what,
+		func(k *kernel) error { return k.RuleAdd(rule) },
+		func(k *kernel) error { return k.RuleDel(rule) })
+}
+
+func (k *kernel) localRoute(table int, f family) *netlink.Route {
+	return &netlink.Route{LinkIndex: k.lo.Attrs().Index, Dst: f.all, Table: table, Type: unix.RTN_LOCAL,
+		Scope: netlink.SCOPE_HOST, Protocol: Protocol, Family: f.number}
+}
+
+func (k *kernel) routeChange(route *netlink.Route, name string) (string, change) {
+	what := fmt.Sprintf("the %s route: local default dev lo table %d", name, route.Table)
+	return what, k.toggle(what,
+		func(k *kernel) error { return explainRoute(k.RouteAdd(route), route.Table) },
+		func(k *kernel) error { return k.RouteDel(route) })
+}
+
+func explainRoute(err error, table int) error {
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("%w: table %d has a default route of somebody else's; name a free table (--istio-inbound-tproxy-route-table)", err, table)
+	case errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.ENETUNREACH):
+		return fmt.Errorf("%w: the interface lo is down in this network namespace (ip link set lo up)", err)
+	}
+	return err
+}
+
+// missing gives the changes that add the rule and the route of a family.
+func (k *kernel) missing(want *iptables.Routing, f family) ([]change, error) {
+	rules, err := k.rules(f)
+	if err != nil {
+		return nil, err
+	}
+	routes, err := k.routes(want.Table, f)
+	if err != nil {
+		return nil, err
+	}
+	var out []change
+	if !hasRoute(routes) {
+		_, c := k.routeChange(k.localRoute(want.Table, f), f.name)
+		out = append(out, c)
+	}
+	if !hasRule(rules, want) {
+		_, c := k.ruleChange(policyRule(want, f), f.name)
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// surplus gives the changes that take away rules and routes of ours, but for those that are wanted.
+func (k *kernel) surplus(want *iptables.Routing, f family, keep bool) ([]change, error) {
+	rules, err := k.rules(f)
+	if err != nil {
+		return nil, err
+	}
+	var out []change
+	kept := false
+	for _, r := range rules {
+		if r.Protocol != Protocol {
+			continue
+		}
+		if keep && !kept && matches(r, want) {
+			kept = true
+			continue
+		}
+		what, c := k.ruleChange(&r, f.name)
+		out = append(out, c.reverse(what))
+	}
+	routes, err := k.routes(unix.RT_TABLE_UNSPEC, f)
+	for _, r := range routes {
+		if r.Protocol == Protocol && !(keep && r.Table == want.Table && isLocalDefault(r)) {
+			what, c := k.routeChange(&r, f.name)
+			out = append(out, c.reverse(what))
+		}
+	}
+	return out, err
+}
+
+func hasRule(rules []netlink.Rule, want *iptables.Routing) bool {
+	for _, r := range rules {
+		if matches(r, want) {
+			return true
+		}
+	}
+	return false
+}
+
+func matches(r netlink.Rule, want *iptables.Routing) bool {
+	return r.Priority == want.Priority && r.Table == want.Table && r.Mark == want.Mark && selectsMarkAlone(r)
+}
+
+// selectsMarkAlone is true of rules without another condition than a whole mark.
+func selectsMarkAlone(r netlink.Rule) bool {
+	return (r.Mask == nil || *r.Mask == ^uint32(0)) && r.Src == nil && r.Dst == nil && r.IifName == "" && r.OifName == "" &&
+		!r.Invert && r.Tos == 0 && r.IPProto == 0 && r.Sport == nil && r.Dport == nil && r.UIDRange == nil
+}
+
+func hasRoute(routes []netlink.Route) bool {
+	for _, r := range routes {
+		if isLocalDefault(r) {
+			return true
+		}
+	}
+	return false
+}
+
+func isLocalDefault(r netlink.Route) bool {
+	if r.Type != unix.RTN_LOCAL {
+		return false
+	}
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0
+}
+
+// again repeats a dump that somebody's change interrupted.
+func again[T any](dump func() (T, error)) (T, error) {
+	for range 10 {
+		out, err := dump()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return out, err
+		}
+	}
+	return dump()
+}
+
+func (k *kernel) rules(f family) ([]netlink.Rule, error) {
+	rules, err := again(func() ([]netlink.Rule, error) { return k.RuleList(f.number) })
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // a kernel without IPv6, or without policy routing: adding will say so
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the %s policy rules: %w", f.name, err)
+	}
+	return rules, nil
+}
+
+// routes gives those of a table, or of all tables.
+func (k *kernel) routes(table int, f family) ([]netlink.Route, error) {
+	routes, err := again(func() ([]netlink.Route, error) {
+		return k.RouteListFiltered(f.number, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	})
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the %s routes: %w", f.name, err)
+	}
+	return routes, nil
+}
+
+// Read tells what is in force for the families: all that transparent proxying needs, or nil. What is there of ours but
+// is not all, or not the same for each family, is told in words.
+func (r *Routes) Read(of iptables.Families) (*iptables.Routing, []string, error) {
+	k, err := r.open()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer k.Close()
+	var found []*iptables.Routing
+	var words []string
+	for _, f := range families(of) {
+		routing, strange, err := k.read(f)
+		if err != nil {
+			return nil, nil, err
+		}
+		found, words = append(found, routing), append(words, strange...)
+	}
+	ours, err := k.ourAddresses()
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(words) == 0 && anyOf(found) && common(found) == nil {
+		words = append(words, "the families' policy rules and routes are not alike")
+	}
+	routing := common(found)
+	if routing == nil && len(ours) > 0 {
+		routing = &iptables.Routing{}
+	}
+	if routing != nil {
+		routing.LoopbackAddresses = ours
+	}
+	return routing, words, nil
+}
+
+func anyOf(list []*iptables.Routing) bool {
+	for _, r := range list {
+		if r != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// common is what all families have, nil if they differ.
+func common(list []*iptables.Routing) *iptables.Routing {
+	for _, r := range list {
+		if r == nil || list[0] == nil || r.Mark != list[0].Mark || r.Table != list[0].Table || r.Priority != list[0].Priority {
+			return nil
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	return list[0]
+}
+
+// read finds a family's rule of ours, and its route.
+func (k *kernel) read(f family) (*iptables.Routing, []string, error) {
+	rules, err := k.rules(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	var out *iptables.Routing
+	var words []string
+	for _, r := range rules {
+		if r.Protocol != Protocol {
+			continue
+		}
+		found := &iptables.Routing{Mark: r.Mark, Table: r.Table, Priority: r.Priority}
+		routes, err := k.routes(r.Table, f)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case !selectsMarkAlone(r) || out != nil:
+			words = append(words, fmt.Sprintf("%s: %s", f.name, r.String()))
+		case !hasRoute(routes):
+			words = append(words, fmt.Sprintf("%s: table %d has no local default route, though rule %d leads there", f.name, r.Table, r.Priority))
+		default:
+			out = found
+		}
+	}
+	return out, words, nil
+}
+
+func wantedAddresses(list []netip.Prefix, of iptables.Families) map[netip.Prefix]bool {
+	out := map[netip.Prefix]bool{}
+	for _, p := range list {
+		if p.Addr().Is4() && of&iptables.IPv4 != 0 || p.Addr().Is6() && of&iptables.IPv6 != 0 {
+			out[p] = true
+		}
+	}
+	return out
+}

@@ -1,0 +1,26 @@
+//go:build !linux
+
+package route
+
+import (
+	"errors"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Routes are of Linux.
+type Routes struct{}
+
+var errLinux = errors.New("policy routing is of Linux")
+
+// New gives routes that fail.
+func New(Config) *Routes { return &Routes{} }
+
+// Read fails.
+func (*Routes) Read(iptables.Families) (*iptables.Routing, []string, error) { return nil, nil, errLinux }
+
+// Add fails.
+func (*Routes) Add(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }
+
+// Prune fails.
+func (*Routes) Prune(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }
