@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -188,7 +189,19 @@ func (w *world) addressOf(f iptables.Families, family int, free func() (ends, er
 		return fmt.Errorf("a policy rule for %s: %w", e.near, err)
 	}
 	w.families[f] = e
-	return nil
+	return w.settle(e.near)
+}
+
+// settle waits until the address is the namespace's own: the kernel makes one of IPv6 so in its own time.
+func (w *world) settle(near netip.Addr) error {
+	for range 500 {
+		routes, err := w.netlink.RouteGet(near.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return fmt.Errorf("address %s of %s does not come into use", near, nearLink)
 }
 
 func network(a netip.Addr, bits int) *net.IPNet {
