@@ -21,7 +21,7 @@ const (
 )
 
 // tables are in the order of a packet's path.
-var tables = []iptables.Table{iptables.Raw, iptables.Mangle, iptables.NAT}
+var tables = []iptables.Table{iptables.Raw, iptables.Mangle, iptables.NAT, iptables.Filter}
 
 // families are those that there are binaries for.
 var families = []iptables.Families{iptables.IPv4, iptables.IPv6}
@@ -112,7 +112,7 @@ func renderRule(r iptables.Rule, family iptables.Families) ([]string, error) {
 	if !holdsFor(r.Match, family) {
 		return nil, nil
 	}
-	target, err := renderVerdict(r.Verdict)
+	target, err := renderVerdict(r, family)
 	if err != nil {
 		return nil, err
 	}
@@ -299,8 +299,8 @@ func renderMark(m iptables.Mark) string {
 	return fmt.Sprintf("0x%x/0x%x", m.Value, m.Mask)
 }
 
-func renderVerdict(v iptables.Verdict) (string, error) {
-	switch v.Action {
+func renderVerdict(r iptables.Rule, family iptables.Families) (string, error) {
+	switch v := r.Verdict; v.Action {
 	case iptables.Return, iptables.Accept, iptables.Drop:
 		return "-j " + string(v.Action), nil
 	case iptables.Jump:
@@ -317,8 +317,20 @@ func renderVerdict(v iptables.Verdict) (string, error) {
 		return "-j CONNMARK --restore-mark", nil
 	case iptables.Zone:
 		return fmt.Sprintf("-j CT --zone %d", v.ZoneID), nil
+	case iptables.Reject:
+		return "-j REJECT --reject-with " + refusal(r.Match.Protocol, family), nil
 	}
-	return "", fmt.Errorf("iptables has no words for the action %q", v.Action)
+	return "", fmt.Errorf("iptables has no words for the action %q", r.Verdict.Action)
+}
+
+func refusal(p iptables.Protocol, family iptables.Families) string {
+	switch {
+	case p == iptables.TCP:
+		return "tcp-reset"
+	case family == iptables.IPv6:
+		return "icmp6-port-unreachable"
+	}
+	return "icmp-port-unreachable"
 }
 
 // quote gives a word as iptables-restore takes it and iptables-save prints it.

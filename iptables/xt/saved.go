@@ -100,19 +100,26 @@ type own struct {
 
 func (o own) empty() bool { return len(o.chains) == 0 && len(o.jumps) == 0 }
 
-// ownOf takes our part out of a table.
+// ownOf takes our part out of a table, but for the guard.
 func ownOf(s *saved) own {
+	return part(s, func(chain string) bool { return ours(chain) && chain != guardChain })
+}
+
+// guardOf is the guard in a table of filters.
+func guardOf(s *saved) own { return part(s, func(chain string) bool { return chain == guardChain }) }
+
+func part(s *saved, of func(chain string) bool) own {
 	var o own
 	if s == nil {
 		return o
 	}
 	for _, c := range s.chains {
 		switch {
-		case ours(c.name):
+		case of(c.name):
 			o.chains = append(o.chains, c)
 		case c.builtin:
 			for i, rule := range c.rules {
-				if ours(jumpTarget(rule)) {
+				if of(jumpTarget(rule)) {
 					o.jumps = append(o.jumps, jump{c.name, i + 1, rule})
 				}
 			}

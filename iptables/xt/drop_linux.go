@@ -1,0 +1,55 @@
+package xt
+
+import (
+	"fmt"
+
+	"github.com/google/nftables"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// dropTable takes a table away that was made for our rules, if nobody else put anything into it since. iptables leaves
+// the empty table behind, and has no command to remove it. That it stays is no failure.
+func (b *Backend) dropTable(t tool, table iptables.Table, ours own) {
+	if t.flavour != NFT || !madeFor(ours) {
+		return
+	}
+	if err := b.dropEmpty(t.family, string(table)); err != nil {
+		b.cfg.Logger.Debug("an empty table stays", "table", table, "of", t.String(), "error", err)
+	}
+}
+
+func (b *Backend) dropEmpty(family iptables.Families, name string) error {
+	kind := nftables.TableFamilyIPv4
+	if family == iptables.IPv6 {
+		kind = nftables.TableFamilyIPv6
+	}
+	return b.ns.within(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		table := &nftables.Table{Name: name, Family: kind}
+		chains, err := c.ListChainsOfTableFamily(kind)
+		if err != nil {
+			return err
+		}
+		for _, chain := range chains {
+			if chain.Table.Name != name {
+				continue
+			}
+			if chain.Hooknum == nil || chain.Policy != nil && *chain.Policy != nftables.ChainPolicyAccept {
+				return fmt.Errorf("its chain %s is somebody's", chain.Name)
+			}
+			rules, err := c.GetRules(table, chain)
+			if err != nil {
+				return err
+			}
+			if len(rules) > 0 {
+				return fmt.Errorf("its chain %s has rules", chain.Name)
+			}
+		}
+		c.DelTable(table)
+		return c.Flush()
+	})
+}

@@ -1,0 +1,87 @@
+package xt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// namespace is the network namespace that programs are run in.
+type namespace struct {
+	fd int // 0 or less: that of the calling thread
+}
+
+const (
+	commandLimit = 40 * time.Second // more than the wait for the lock
+	outputLimit  = 16 << 20
+)
+
+// run runs a program of iptables in the namespace. Its lock is one for each network namespace, as the rules are: that of
+// the whole host would have us wait for whoever works on other namespaces.
+func (n namespace) run(ctx context.Context, input, path string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "XTABLES_LOCKFILE=/proc/self/ns/net"}
+	cmd.Stdin = strings.NewReader(input)
+	var out, trouble bounded
+	cmd.Stdout, cmd.Stderr = &out, &trouble
+	// Start is what has to be in the namespace; the rest may go on elsewhere.
+	if err := n.within(cmd.Start); err != nil {
+		return "", err
+	}
+	err := cmd.Wait()
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return "", fmt.Errorf("%s: %w", path, ctx.Err())
+	case err != nil:
+		return "", fmt.Errorf("%s: %w: %s", path, err, complaint(trouble.String()))
+	case out.full:
+		return "", fmt.Errorf("%s printed more than %d MiB", path, outputLimit>>20)
+	}
+	return out.String(), nil
+}
+
+// complaint is what a program said of its failure, on one line.
+func complaint(said string) string {
+	return strings.Join(strings.FieldsFunc(said, func(r rune) bool { return r == '\n' }), "; ")
+}
+
+// bounded keeps the first of what is written to it.
+type bounded struct {
+	bytes.Buffer
+	full bool
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if room := outputLimit - b.Len(); len(p) > room {
+		b.full = true
+		b.Buffer.Write(p[:room])
+		return len(p), nil
+	}
+	return b.Buffer.Write(p)
+}
+
+// legacyTables names the tables of the legacy flavour that the namespace has. To list one that it has not would make it.
+func (n namespace) legacyTables(family string) ([]string, error) {
+	var data []byte
+	err := n.within(func() (err error) {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		data, err = os.ReadFile("/proc/thread-self/net/" + family)
+		return err
+	})
+	if errors.Is(err, os.ErrNotExist) { // the kernel has no such flavour, or not yet
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("which tables iptables-legacy has: %w", err)
+	}
+	return strings.Fields(string(data)), nil
+}

@@ -1,0 +1,136 @@
+package xt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// undoing is what was done so far, and how to bring back what was before it.
+type undoing struct {
+	b       *Backend
+	done    []change
+	routing func() error
+	lift    func(context.Context) error // the guard
+}
+
+// run undoes the last first, also when the context that the work was done in has ended.
+func (u *undoing) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	var errs []error
+	for _, c := range slices.Backward(u.done) {
+		if err := u.b.revert(ctx, c); err != nil {
+			errs = append(errs, fmt.Errorf("bringing back table %s of %s: %w", c.table, c.tool, err))
+		}
+	}
+	if u.routing != nil {
+		errs = append(errs, u.routing())
+	}
+	return errors.Join(append(errs, u.liftGuard(ctx))...)
+}
+
+func (u *undoing) liftGuard(ctx context.Context) error {
+	if u.lift == nil {
+		return nil
+	}
+	lift := u.lift
+	u.lift = nil
+	return lift(ctx)
+}
+
+// revert looks again at what is there, as the kernel words rules anew.
+func (b *Backend) revert(ctx context.Context, c change) error {
+	now, err := b.tablesOf(ctx, c.tool)
+	if err != nil {
+		return err
+	}
+	table := tableOf(now, c.table)
+	if table == nil && c.from.empty() {
+		return nil
+	}
+	to := c.from
+	for i, guard := 0, guardOf(table); i < len(to.jumps) && !guard.empty(); i++ { // which stands first while it stands
+		to.jumps = slices.Clone(to.jumps)
+		to.jumps[i].position++
+	}
+	if err := b.restore(ctx, c.tool, transaction(c.table, ownOf(table), to)); err != nil {
+		return err
+	}
+	if c.made {
+		b.dropTable(c.tool, c.table, c.to)
+	}
+	return nil
+}
+
+const (
+	guardTable = iptables.Filter
+	guardChain = ownPrefix + "GUARD"
+)
+
+// guarded are the kernel's chains that a new connection passes last: to us, from us, and through us (virtual machines).
+var guarded = []string{"INPUT", "FORWARD", "OUTPUT"}
+
+// guard drops the first packets of new connections, which their senders repeat, until it is lifted.
+func (b *Backend) guard(ctx context.Context, t tool) (lift func(context.Context) error, err error) {
+	all, err := b.tablesOf(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	was := tableOf(all, guardTable)
+	made := was == nil && t.flavour == NFT
+	comment := jumpComment + "guard"
+	if made || madeByUs(was) {
+		comment += madeMark
+	}
+	to := own{chains: []savedChain{{name: guardChain, rules: []string{"-m conntrack --ctstate NEW -j DROP"}}}}
+	for _, chain := range guarded {
+		to.jumps = append(to.jumps, jump{chain, 1, "-m comment --comment " + quote(comment) + " -j " + guardChain})
+	}
+	if err := b.restore(ctx, t, transaction(guardTable, guardOf(was), to)); err != nil {
+		return nil, fmt.Errorf("holding up new connections: %w", err)
+	}
+	return func(ctx context.Context) error { return b.lift(ctx, t, to) }, nil
+}
+
+func (b *Backend) lift(ctx context.Context, t tool, from own) error {
+	if err := b.restore(ctx, t, transaction(guardTable, from, own{})); err != nil {
+		return fmt.Errorf("letting new connections through again: %w", err)
+	}
+	b.dropTable(t, guardTable, from)
+	return nil
+}
+
+// liftLeft lifts the guards that a killed apply left, once what they stood for is in force.
+func (b *Backend) liftLeft(ctx context.Context, before sight) error {
+	for t, all := range before {
+		if guardOf(tableOf(all, guardTable)).empty() {
+			continue
+		}
+		now, err := b.tablesOf(ctx, t)
+		if err != nil {
+			return err
+		}
+		if left := guardOf(tableOf(now, guardTable)); !left.empty() {
+			if err := b.lift(ctx, t, left); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// madeByUs tells whether the table was made with the rules of ours that are in it.
+func madeByUs(s *saved) bool { return madeFor(ownOf(s)) || madeFor(guardOf(s)) }
+
+func madeFor(o own) bool {
+	return slices.ContainsFunc(o.jumps, func(j jump) bool {
+		rule, err := decodeRule(j.rule)
+		return err == nil && strings.HasPrefix(rule.ID, jumpComment) && strings.HasSuffix(rule.ID, madeMark)
+	})
+}

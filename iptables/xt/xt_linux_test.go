@@ -1,0 +1,260 @@
+package xt
+
+import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+func text(t testing.TB, v any) string {
+	t.Helper()
+	data, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestWhatIsReadBackIsWhatWasApplied(t *testing.T) {
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		want := wordy()
+		apply(t, b, want)
+		got, err := b.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Strange) > 0 {
+			t.Errorf("strange: %q", got.Strange)
+		}
+		if !reflect.DeepEqual(sorted(got.Rules), sorted(want)) {
+			t.Errorf("read\n%s\nwant\n%s", text(t, sorted(got.Rules)), text(t, sorted(want)))
+		}
+		if name, want := b.Name(), "iptables-"+string(b.cfg.Flavour); name != want {
+			t.Errorf("it calls itself %s, and is %s", name, want)
+		}
+	})
+}
+
+// small is a rule set of nat alone.
+func small(port uint16) *iptables.RuleSet {
+	return &iptables.RuleSet{Families: iptables.IPv4, Chains: []iptables.Chain{
+		{Table: iptables.NAT, Name: "nat_output", Hook: iptables.Output, Rules: []iptables.Rule{
+			{ID: "all", Match: iptables.Match{Protocol: iptables.TCP}, Verdict: iptables.Verdict{Action: iptables.Redirect, Port: port}},
+		}},
+	}}
+}
+
+func TestApplyingAgainChangesNothing(t *testing.T) {
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		apply(t, b, wordy())
+		once := everything(t, ns)
+		before, err := b.look(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			texts, err := render(wordy(), family)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if todo := b.changes(before, family, &b.order(before, family)[0], texts); len(todo) > 0 {
+				t.Errorf("%d tables would be written again, the first: %s of %s", len(todo), todo[0].table, todo[0].tool)
+			}
+		}
+		apply(t, b, wordy())
+		if twice := everything(t, ns); twice != once {
+			t.Errorf("after once:\n%s\nafter twice:\n%s", once, twice)
+		}
+	})
+}
+
+func TestWhatReplacesAnotherIsAsIfItHadBeenAlone(t *testing.T) {
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		fresh := testns.New(t)
+		apply(t, backend(t, fresh, b.cfg.Flavour), small(15001))
+		apply(t, b, wordy())
+		apply(t, b, small(15002))
+		apply(t, b, small(15001))
+		got, want := everything(t, ns), everything(t, fresh)
+		if b.cfg.Flavour == Legacy { // whose tables, once there, stay
+			got, want = withoutEmpty(got), withoutEmpty(want)
+		}
+		if got != want {
+			t.Errorf("after others:\n%s\nalone:\n%s", got, want)
+		}
+	})
+}
+
+// withoutEmpty leaves out what only says that a table is there.
+func withoutEmpty(all string) string {
+	var lines []string
+	for _, line := range strings.Split(all, "\n") {
+		if strings.HasPrefix(line, "-") || strings.HasPrefix(line, ":ISTIO") || strings.HasPrefix(line, ":PILOT") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+const foreign = `
+for f in nft legacy; do
+	iptables-$f -t nat -N THEIRS
+	iptables-$f -t nat -A THEIRS -p tcp --dport 81 -j RETURN
+	iptables-$f -t nat -A OUTPUT -m comment --comment "-j ISTIO_OUTPUT" -j THEIRS
+	iptables-$f -t nat -A PREROUTING -p tcp --dport 82 -j RETURN
+	ip6tables-$f -t mangle -A OUTPUT -p udp -j ACCEPT
+done`
+
+func TestCleaningLeavesJustWhatWasThere(t *testing.T) {
+	for name, script := range map[string]string{"nothing": "true", "foreign rules": foreign, "an empty table": "iptables-nft -t raw -A OUTPUT -j ACCEPT; iptables-nft -t raw -F"} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+				shell(t, ns, script)
+				before := everything(t, ns)
+				apply(t, b, wordy())
+				apply(t, b, small(15001))
+				apply(t, b, wordy())
+				if err := b.Clean(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				after := everything(t, ns)
+				if b.cfg.Flavour == Legacy { // whose tables, once there, stay
+					before, after = withoutEmpty(before), withoutEmpty(after)
+				}
+				if before != after {
+					t.Errorf("before:\n%s\nafter:\n%s", before, after)
+				}
+				if in, err := b.Read(t.Context()); err != nil || in.Rules != nil || len(in.Strange) > 0 {
+					t.Errorf("it still reads %+v, %v", in, err)
+				}
+			})
+		})
+	}
+}
+
+func TestAFailureAnywhereBringsBackTheFormerState(t *testing.T) {
+	broken := func(table iptables.Table, families iptables.Families) *iptables.RuleSet {
+		r := wordy()
+		for i := range r.Chains {
+			if c := &r.Chains[i]; c.Table == table {
+				c.Rules = append(c.Rules, iptables.Rule{ID: "broken", Match: iptables.Match{Families: families},
+					Verdict: iptables.Verdict{Action: iptables.Jump, Chain: "ISTIO_NOWHERE"}})
+			}
+		}
+		return r
+	}
+	for _, former := range map[string]*iptables.RuleSet{"nothing": nil, "small": small(15001), "wordy": wordy()} {
+		for _, table := range tables {
+			for _, family := range families {
+				each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+					shell(t, ns, foreign)
+					apply(t, b, former)
+					before := everything(t, ns)
+					err := b.Apply(t.Context(), broken(table, family))
+					if err == nil {
+						t.Fatal("it took rules that the kernel does not")
+					}
+					if !strings.Contains(err.Error(), string(table)) {
+						t.Errorf("%v: it does not name the table %s", err, table)
+					}
+					after := everything(t, ns)
+					if b.cfg.Flavour == Legacy {
+						before, after = withoutEmpty(before), withoutEmpty(after)
+					}
+					if after != before {
+						t.Errorf("before:\n%s\nafter:\n%s", before, after)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestRoutingThatFailsLeavesTheRulesAlone(t *testing.T) {
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		routing := b.cfg.Routing.(*fakeRouting)
+		marked := wordy()
+		marked.Routing = &iptables.Routing{Mark: 1337, Table: 133}
+		apply(t, b, marked)
+		before := everything(t, ns)
+		routing.err = errors.New("no")
+		for _, next := range []*iptables.RuleSet{small(15001), nil} {
+			if err := b.Apply(t.Context(), next); !errors.Is(err, routing.err) {
+				t.Errorf("it says %v", err)
+			}
+			if after := everything(t, ns); after != before {
+				t.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+		}
+		if routing.now != marked.Routing {
+			t.Errorf("routing is %+v", routing.now)
+		}
+	})
+}
+
+func TestANamespaceKeepsItsFlavour(t *testing.T) {
+	for _, flavour := range []Flavour{NFT, Legacy} {
+		ns := testns.New(t)
+		apply(t, backend(t, ns, flavour), small(15001))
+		// A look of the other flavour makes its empty table.
+		shell(t, ns, "iptables-nft -t nat -S; iptables-legacy -t nat -S")
+		open := backend(t, ns, "")
+		apply(t, open, small(15002))
+		if name := open.Name(); name != "iptables-"+string(flavour) {
+			t.Errorf("after %s it became %s", flavour, name)
+		}
+		other := backend(t, ns, map[Flavour]Flavour{NFT: Legacy, Legacy: NFT}[flavour])
+		apply(t, other, small(15003))
+		if rules := strings.Count(everything(t, ns), "--to-ports"); rules != 1 {
+			t.Errorf("%d rules of two flavours:\n%s", rules, everything(t, ns))
+		}
+	}
+}
+
+func TestAnApplyThatWasKilledIsToldOfAndMended(t *testing.T) {
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		apply(t, b, wordy())
+		before := everything(t, ns)
+		if _, err := b.guard(t.Context(), b.order(nil, iptables.IPv4)[0]); err != nil {
+			t.Fatal(err)
+		}
+		in, err := b.Read(t.Context())
+		if err != nil || len(in.Strange) != 1 || !strings.Contains(in.Strange[0], "holds up every new connection") {
+			t.Errorf("strange: %q, %v", in.Strange, err)
+		}
+		apply(t, b, wordy())
+		after := everything(t, ns)
+		if b.cfg.Flavour == Legacy {
+			before, after = withoutEmpty(before), withoutEmpty(after)
+		}
+		if after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}
+
+func TestDamageIsSeen(t *testing.T) {
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		apply(t, b, small(15001))
+		program := "iptables-" + string(b.cfg.Flavour)
+		shell(t, ns, program+" -t nat -I OUTPUT 1 -p tcp -j ACCEPT; "+program+" -t nat -A PILOTFISH_OUTPUT -p icmp -j ACCEPT")
+		in, err := b.Read(t.Context())
+		if err != nil || len(in.Strange) != 2 {
+			t.Fatalf("strange: %q, %v", in.Strange, err)
+		}
+		shell(t, ns, program+" -t nat -F OUTPUT")
+		in, err = b.Read(t.Context())
+		if err != nil || in.Rules.Chains[0].Hook != "" {
+			t.Errorf("a chain that nothing calls is read as %+v, %v", in.Rules, err)
+		}
+		apply(t, b, small(15001))
+		if in, err = b.Read(t.Context()); err != nil || !reflect.DeepEqual(in.Rules, small(15001)) || len(in.Strange) > 0 {
+			t.Errorf("mended, it reads %+v, %v", in, err)
+		}
+	})
+}
