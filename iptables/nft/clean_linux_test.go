@@ -2,9 +2,12 @@ package nft
 
 import (
 	"context"
+	"errors"
 	"os/exec"
+	"strings"
 	"testing"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
@@ -54,6 +57,12 @@ func TestCleaningLeavesWhatWasThereBefore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)
 			foreignThings(t, ns)
+			testenv.Eventually(t, "the kernel's own route to ::7", func() error {
+				if !strings.Contains(snapshot(t, ns), "local ::7 dev lo table local") {
+					return errors.New("it is not there")
+				}
+				return nil
+			})
 			before := snapshot(t, ns)
 			b := backend(t, Config{NetNS: int(ns.Handle)})
 			if err := b.Apply(context.Background(), compile(t, change)); err != nil {

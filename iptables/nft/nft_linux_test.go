@@ -38,15 +38,21 @@ func choices() map[string]func(*iptables.Options) {
 			o.OwnerGroups.All, o.OwnerGroups.Listed = false, []uint32{5, 3, 1000}
 			o.ExcludeOwnerGroups = []uint32{12}
 		}),
-		"dns":         with(func(o *iptables.Options) { o.RedirectDNS, o.CaptureAllDNS = true, true }),
-		"dns servers": with(func(o *iptables.Options) { o.RedirectDNS = true; o.DNSServers = []netip.Addr{netip.MustParseAddr("10.0.0.10")} }),
+		"dns": with(func(o *iptables.Options) { o.RedirectDNS, o.CaptureAllDNS = true, true }),
+		"dns servers": with(func(o *iptables.Options) {
+			o.RedirectDNS = true
+			o.DNSServers = []netip.Addr{netip.MustParseAddr("10.0.0.10")}
+		}),
 		"interfaces": with(func(o *iptables.Options) {
 			o.ExcludeInterfaces, o.VirtualInterfaces = []string{"net1", "a-longish-name1"}, []string{"k6t-eth0"}
 		}),
 		"drop invalid": with(func(o *iptables.Options) { o.DropInvalid = true }),
-		"dual stack":   with(func(o *iptables.Options) { o.DualStack = true; o.OutboundExcludeCIDRs = []netip.Prefix{prefix("fd00::/8")} }),
-		"refuse IPv6":  with(func(o *iptables.Options) { o.IPv6 = iptables.IPv6Reject; o.RedirectDNS, o.CaptureAllDNS = true, true }),
-		"tproxy":       with(func(o *iptables.Options) { o.Interception = iptables.TProxyMode }),
+		"dual stack": with(func(o *iptables.Options) {
+			o.DualStack = true
+			o.OutboundExcludeCIDRs = []netip.Prefix{prefix("fd00::/8")}
+		}),
+		"refuse IPv6": with(func(o *iptables.Options) { o.IPv6 = iptables.IPv6Reject; o.RedirectDNS, o.CaptureAllDNS = true, true }),
+		"tproxy":      with(func(o *iptables.Options) { o.Interception = iptables.TProxyMode }),
 		"tproxy dual": with(func(o *iptables.Options) {
 			o.Interception, o.DualStack, o.DropInvalid, o.RedirectDNS, o.CaptureAllDNS = iptables.TProxyMode, true, true, true, true
 			o.VirtualInterfaces, o.TProxyMark, o.TProxyTable = []string{"k6t-eth0"}, 7, 1000

@@ -17,7 +17,9 @@ var errLinux = errors.New("policy routing is of Linux")
 func New(Config) *Routes { return &Routes{} }
 
 // Read fails.
-func (*Routes) Read(iptables.Families) (*iptables.Routing, []string, error) { return nil, nil, errLinux }
+func (*Routes) Read(iptables.Families) (*iptables.Routing, []string, error) {
+	return nil, nil, errLinux
+}
 
 // Add fails.
 func (*Routes) Add(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }
