@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"sync"
@@ -39,6 +40,11 @@ type Config struct {
 	// Address is the IP address to listen on; default 127.0.0.1.
 	Address string
 	Ports   Ports
+	// Listen opens a port; default: net.Listen. It may do so in another network than this process is in.
+	Listen func(network, address string) (net.Listener, error)
+	// VirtualAddresses, when valid, is a network of IPv4 out of which services without an address get one, for a mesh that
+	// captures traffic: by it a service is told from others whose requests cannot be read.
+	VirtualAddresses netip.Prefix
 	// MeshConfigFile is a file of Istio's MeshConfig in YAML, watched.
 	MeshConfigFile string
 	// Mesh is used when there is no MeshConfigFile.
@@ -67,6 +73,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if _, err := netip.ParseAddr(c.Address); err != nil {
 		return c, fmt.Errorf("the control plane's address %q is not an IP address: give one of this machine's, or 0.0.0.0 for all", c.Address)
+	}
+	if c.Listen == nil {
+		c.Listen = net.Listen
 	}
 	if c.Debounce.After <= 0 {
 		c.Debounce.After = 10 * time.Millisecond
@@ -173,7 +182,7 @@ func (s *Server) composeDiscovery() (err error) {
 		return err
 	}
 	s.feed = &feed{
-		store: s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), debounce: s.cfg.Debounce,
+		store: s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
 		server: s.discovery, metrics: newMetrics(s.registry), log: s.log,
 		wake: make(chan struct{}, 1), changed: map[config.Key]struct{}{},
 	}

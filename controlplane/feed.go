@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ type feed struct {
 	store       config.Store
 	mesh        func() *meshconfig.MeshConfig
 	trustDomain string
+	virtual     netip.Prefix
 	debounce    Debounce
 	server      *xds.Server
 	metrics     *metrics
@@ -135,7 +137,7 @@ func (f *feed) build() {
 	}
 	start := time.Now()
 	previous := f.snapshot()
-	next := snapshot.Build(previous, snapshot.Inputs{Store: f.store, Mesh: f.meshConfig()}, keys)
+	next := snapshot.Build(previous, snapshot.Inputs{Store: f.store, Mesh: f.meshConfig(), Virtual: f.virtual}, keys)
 	change := snapshot.Diff(previous, next, keys)
 	f.mu.Lock()
 	f.latest = next

@@ -78,7 +78,7 @@ func (s *Server) openPorts() error {
 		{&l.monitoring, s.cfg.Ports.Monitoring, 15014, "metrics and debug pages"},
 		{&l.tokens, s.cfg.Ports.Tokens, 15016, "token exchange"},
 	} {
-		opened, err := open(s.cfg.Address, p.number, p.usual)
+		opened, err := open(s.cfg.Listen, s.cfg.Address, p.number, p.usual)
 		if err != nil {
 			l.close()
 			return fmt.Errorf("control plane, port for %s: %w", p.purpose, err)
@@ -113,7 +113,7 @@ func newHTTP(handler http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-func open(address string, number, usual int) (*port, error) {
+func open(listen func(network, address string) (net.Listener, error), address string, number, usual int) (*port, error) {
 	switch {
 	case number == NoPort:
 		return nil, nil
@@ -125,7 +125,7 @@ func open(address string, number, usual int) (*port, error) {
 		return nil, fmt.Errorf("%d is not a port: use 1 to 65535", number)
 	}
 	at := net.JoinHostPort(address, strconv.Itoa(number))
-	listener, err := net.Listen("tcp", at)
+	listener, err := listen("tcp", at)
 	if err != nil {
 		return nil, portowner.Explain("tcp", at, err)
 	}

@@ -13,6 +13,9 @@ type Options struct {
 	Domain string
 	// MeshTrustDomain is the trust domain of the mesh's identities; "cluster.local" when empty.
 	MeshTrustDomain string
+	// Virtual, when valid, is a network of IPv4 out of which services without an address get one, as Istio does for
+	// ServiceEntries.
+	Virtual netip.Prefix
 }
 
 func (o Options) withDefaults() Options {

@@ -28,6 +28,9 @@ func newSource(r *config.Resource, opts Options, prev *source) *source {
 		s.readService(opts)
 	} else {
 		s.readServiceEntry()
+		for _, service := range s.services {
+			opts.giveVirtualAddress(service)
+		}
 	}
 	if prev != nil {
 		s.reuse(prev)
@@ -81,6 +84,7 @@ func (s *source) readService(opts Options) {
 	}
 	s.services = []*Service{service}
 	s.listed = [][]Endpoint{nil}
+	defer opts.giveVirtualAddress(service) // once it is known how it is resolved
 	switch {
 	case spec.Type == "ExternalName":
 		s.readExternalName(service, spec)

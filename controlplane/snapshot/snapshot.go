@@ -4,6 +4,7 @@ package snapshot
 
 import (
 	"maps"
+	"net/netip"
 
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
@@ -20,6 +21,8 @@ type Inputs struct {
 	Mesh *meshconfig.MeshConfig
 	// Domain is the suffix of Kubernetes Services' names; "cluster.local" when empty.
 	Domain string
+	// Virtual is the network of addresses for services without one, if any (see registry.Options).
+	Virtual netip.Prefix
 }
 
 // Snapshot is the mesh at one moment. It is immutable and safe for concurrent use.
@@ -97,7 +100,7 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	if b.next.Mesh == nil || b.prev.given != in.Mesh {
 		b.next.Mesh = WithDefaults(in.Mesh)
 	}
-	b.opts = registry.Options{Domain: in.Domain, MeshTrustDomain: b.next.Mesh.GetTrustDomain()}
+	b.opts = registry.Options{Domain: in.Domain, MeshTrustDomain: b.next.Mesh.GetTrustDomain(), Virtual: in.Virtual}
 	return b
 }
 
