@@ -58,7 +58,7 @@ func (m *Mesh) describe() Status {
 		s.RuntimeDir, s.StateDir = m.runtime.path, m.stateDir()
 	}
 	if m.placement != nil {
-		s.Network = m.placement.Describe()
+		s.Network, s.Captured = m.placement.Describe(), m.placement.Captured()
 	}
 	return s
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -17,12 +18,15 @@ import (
 
 func (m *Mesh) startControlPlane(ctx context.Context) error {
 	p := newPlane(controlplane.Config{
-		ConfigDirs:  m.cfg.Topology.Config,
-		Stores:      []config.Store{m.registry},
-		StateDir:    m.stateDir(),
-		Address:     m.placement.ControlPlane().String(),
-		Mesh:        m.cfg.Topology.Mesh,
-		TrustDomain: m.cfg.Topology.TrustDomain,
+		ConfigDirs: m.cfg.Topology.Config,
+		Stores:     []config.Store{m.registry},
+		StateDir:   m.stateDir(),
+		Address:    m.placement.ControlPlane().String(),
+		Listen:     m.placement.Listen,
+
+		VirtualAddresses: m.virtualAddresses(),
+		Mesh:             m.cfg.Topology.Mesh,
+		TrustDomain:      m.cfg.Topology.TrustDomain,
 	}, m.events)
 	if err := p.start(ctx); err != nil {
 		return err
@@ -32,6 +36,17 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 	m.plane = p
 	m.mu.Unlock()
 	return nil
+}
+
+// virtualServices are addresses that nobody has: of the class that was never given out.
+var virtualServices = netip.PrefixFrom(netip.AddrFrom4([4]byte{240, 0, 0, 0}), 5)
+
+// virtualAddresses are for services, where connections are told apart by where they go.
+func (m *Mesh) virtualAddresses() netip.Prefix {
+	if m.placement.Captured() {
+		return virtualServices
+	}
+	return netip.Prefix{}
 }
 
 // openControlSocket lets other commands of this user ask and order: `status`, `down`.

@@ -193,7 +193,9 @@ func (m *Mesh) claimName(context.Context) error {
 }
 
 func (m *Mesh) claimNetwork(context.Context) error {
-	placement, err := m.cfg.Network.Claim(m.cfg.Topology)
+	placement, err := m.cfg.Network.Claim(m.cfg.Topology, Resources{
+		Agent: m.agentCommand, Environ: m.cfg.Environ, Dir: filepath.Join(m.runtime.path, networkDir), Say: m.say,
+	})
 	if err != nil {
 		return fmt.Errorf("taking addresses for the mesh: %w", err)
 	}
@@ -242,15 +244,13 @@ func (m *Mesh) sweep() {
 
 // prepareInstances lays out every instance's directory and makes sure that its ports are free.
 func (m *Mesh) prepareInstances(context.Context) error {
-	runners := []*runner{}
+	runners, err := m.newRunners(m.placement.Instances())
+	if err != nil {
+		return err
+	}
 	var problems []error
-	for _, i := range m.placement.Instances() {
-		r, err := m.newRunner(i)
-		if err != nil {
-			return err
-		}
+	for _, r := range runners {
 		problems = append(problems, r.attached.Check())
-		runners = append(runners, r)
 	}
 	if err := errors.Join(problems...); err != nil {
 		return err
@@ -264,6 +264,27 @@ func (m *Mesh) prepareInstances(context.Context) error {
 	m.runners = runners
 	m.mu.Unlock()
 	return nil
+}
+
+// newRunners makes all of them, some at a time: a network namespace with its rules takes a while.
+func (m *Mesh) newRunners(instances []*Instance) ([]*runner, error) {
+	runners, problems := make([]*runner, len(instances)), make([]error, len(instances))
+	slots := make(chan struct{}, startingPerCPU*runtime.GOMAXPROCS(0))
+	var wg sync.WaitGroup
+	for n, i := range instances {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			runners[n], problems[n] = m.newRunner(i)
+		})
+	}
+	wg.Wait()
+	for _, err := range problems { // one says enough: what is wrong with one is wrong with all
+		if err != nil {
+			return nil, err
+		}
+	}
+	return runners, nil
 }
 
 // watchOver runs all instances until the mesh is to stop, and stops them.

@@ -16,18 +16,35 @@ import (
 // is captured. The mesh itself needs to know no more of them than this.
 type Network interface {
 	// Claim takes what the whole mesh needs, so that no other mesh can, and places the instances.
-	Claim(t *Topology) (Placement, error)
+	Claim(t *Topology, use Resources) (Placement, error)
+}
+
+// Resources are what a network may use of the mesh that it is claimed for.
+type Resources struct {
+	// Agent is the command that starts the agent, whose other commands are there too; Environ is their environment.
+	Agent   []string
+	Environ []string
+	// Dir is a folder for files, which goes with the mesh. It is made when it is needed.
+	Dir string
+	// Say tells people what they may want to know.
+	Say func(format string, args ...any)
 }
 
 // Placement is a mesh's place in a network, until it is released.
 type Placement interface {
 	// Describe names the network for people: "127.77.0.0/16".
 	Describe() string
+	// Captured says whether the workloads' traffic is captured, so that nobody has to be told of a proxy.
+	Captured() bool
+	// Listen listens for the control plane, and Dial connects as somebody does who is in the mesh's network but no part of
+	// the mesh. Addresses are not names.
+	Listen(network, address string) (net.Listener, error)
+	Dial(ctx context.Context, network, address string) (net.Conn, error)
 	// ControlPlane is the address that the control plane listens on, and that every agent can reach.
 	ControlPlane() netip.Addr
 	// Instances are all instances of the topology, in its order, with their addresses.
 	Instances() []*Instance
-	// Attach readies the network of an instance before its processes start; it is called again before each restart.
+	// Attach readies the network of an instance, once, before its processes start. It may be called concurrently.
 	Attach(i *Instance) (Attachment, error)
 	// Release gives everything back.
 	Release() error
@@ -38,9 +55,11 @@ type Attachment struct {
 	// AppEnv and AgentEnv are added to the environment of the application and of the agent.
 	AppEnv   []string
 	AgentEnv []string
-	// Enter calls start on a thread that is in the instance's network; nil: it is the mesh's own.
-	Enter func(start func() error) error
-	// Dial reaches the instance's addresses from the mesh's process.
+	// EnterApp and EnterAgent take the calling thread, which its goroutine is locked to and nobody else can use after, to
+	// where the application and the agent are started; nil: where the mesh itself is.
+	EnterApp, EnterAgent func() error
+	// Dial reaches the instance's addresses from the mesh's process, as its application does. Where traffic is captured it
+	// finds names too, by the application's own resolver.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Check binds what the instance's processes will bind, and tells who is in the way.
 	Check func() error
@@ -51,7 +70,7 @@ type Attachment struct {
 type Loopback struct{}
 
 // Claim takes the topology's network, or the first that is free.
-func (Loopback) Claim(t *Topology) (Placement, error) {
+func (Loopback) Claim(t *Topology, _ Resources) (Placement, error) {
 	if t.Network.IsValid() {
 		return claimLoopback(t, t.Network)
 	}
@@ -91,9 +110,19 @@ func claimLoopback(t *Topology, network netip.Prefix) (*loopbackPlacement, error
 }
 
 func (p *loopbackPlacement) Describe() string         { return p.network.String() }
+func (p *loopbackPlacement) Captured() bool           { return false }
 func (p *loopbackPlacement) ControlPlane() netip.Addr { return controlPlaneAddress(p.network) }
 func (p *loopbackPlacement) Instances() []*Instance   { return p.instances }
 func (p *loopbackPlacement) Release() error           { return p.claim.Close() }
+
+func (p *loopbackPlacement) Listen(network, address string) (net.Listener, error) {
+	return net.Listen(network, address)
+}
+
+func (p *loopbackPlacement) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	var dialer net.Dialer
+	return dialer.DialContext(ctx, network, address)
+}
 
 func (p *loopbackPlacement) Attach(i *Instance) (Attachment, error) {
 	app := []string{"HTTP_PROXY=" + i.httpProxy(), "http_proxy=" + i.httpProxy(), "NO_PROXY=", "no_proxy="}
@@ -110,8 +139,7 @@ func (p *loopbackPlacement) Attach(i *Instance) (Attachment, error) {
 	if list := i.published(); list != "" {
 		agent = append(agent, "ISTIO_META_PUBLISH="+list)
 	}
-	var dialer net.Dialer
-	return Attachment{AppEnv: app, AgentEnv: agent, Dial: dialer.DialContext, Check: i.checkPorts}, nil
+	return Attachment{AppEnv: app, AgentEnv: agent, Dial: p.Dial, Check: i.checkPorts}, nil
 }
 
 // checkPorts finds ports in use before the processes that would fail for it start, since they tell less about it.

@@ -19,8 +19,8 @@ type command struct {
 	Env    []string
 	Dir    string
 	Output func(line string)
-	// Enter calls start on a thread that is in the workload's network; nil: the network of this process.
-	Enter func(start func() error) error
+	// Enter takes the thread that starts it to where the process is to be; nil: where this process is.
+	Enter func() error
 }
 
 // process is a running child: the leader of a process group of its own, which dies with us.
@@ -56,13 +56,11 @@ func startProcess(c command) (*process, error) {
 // started it ends (see prctl(2), PR_SET_PDEATHSIG), so this thread has to live as long as the child.
 func (p *process) live(cmd *exec.Cmd, c command, r, w *os.File, result chan<- error) {
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	start := cmd.Start
-	if c.Enter != nil {
-		start = func() error { return c.Enter(cmd.Start) }
-	}
+	if c.Enter == nil {
+		defer runtime.UnlockOSThread()
+	} // else the thread ends with this: it is not where others take it to be
 	p.Started = time.Now()
-	err := start()
+	err := enterAndStart(c.Enter, cmd)
 	_ = w.Close()
 	if err != nil {
 		_ = r.Close()
@@ -87,6 +85,15 @@ func (p *process) live(cmd *exec.Cmd, c command, r, w *os.File, result chan<- er
 	_ = r.Close()
 	p.exit = exitOf(cmd.ProcessState, p.Started, out.last())
 	close(p.done)
+}
+
+func enterAndStart(enter func() error, cmd *exec.Cmd) error {
+	if enter != nil {
+		if err := enter(); err != nil {
+			return err
+		}
+	}
+	return cmd.Start()
 }
 
 // findProgram resolves the program's name as a shell would in the child's place: by the child's PATH, and from its

@@ -29,6 +29,9 @@ func (i *Instance) bindRemedy(said ...string) string {
 	for _, line := range said {
 		line = strings.ToLower(line)
 		if strings.Contains(line, "address already in use") || strings.Contains(line, "eaddrinuse") || strings.Contains(line, "cannot bind") {
+			if i.captured {
+				return "the application has to leave the ports 15000 to 15090 of all addresses to its sidecar"
+			}
 			return fmt.Sprintf("the application has to listen on ${APP_ADDRESS}, which is %s here and PILOTFISH_APP_ADDRESS in its environment, "+
 				"and not on all addresses: its sidecar listens on the same ports at %s", i.App, i.Proxy)
 		}

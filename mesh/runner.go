@@ -64,7 +64,7 @@ func (r *runner) agentCommand() (command, error) {
 		role = "router"
 	}
 	args := append(append([]string(nil), r.mesh.agentCommand...), "proxy", role, "--restart")
-	return command{Args: args, Env: env, Dir: r.files.dir, Enter: r.attached.Enter}, err
+	return command{Args: args, Env: env, Dir: r.files.dir, Enter: r.attached.EnterAgent}, err
 }
 
 func (r *runner) appCommand() (command, error) {
@@ -73,7 +73,7 @@ func (r *runner) appCommand() (command, error) {
 		return command{}, err
 	}
 	args, err := r.mesh.appArgs(r.instance)
-	return command{Args: args, Env: env, Dir: r.instance.workload.WorkingDir, Enter: r.attached.Enter}, err
+	return command{Args: args, Env: env, Dir: r.instance.workload.WorkingDir, Enter: r.attached.EnterApp}, err
 }
 
 // run keeps the instance running until ctx ends; its processes have ended when it returns. started is called once when

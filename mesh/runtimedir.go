@@ -15,6 +15,7 @@ const (
 	socketFile    = "control.sock"
 	workloadsDir  = "workloads"
 	controlDir    = "control-plane"
+	networkDir    = "network"
 	maxSocketPath = 107 // what the kernel has room for in an address, less the closing zero
 )
 

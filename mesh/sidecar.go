@@ -201,7 +201,7 @@ func (m *Mesh) appEnv(i *Instance, at Attachment) ([]string, error) {
 		"PILOTFISH_NAME="+i.Name,
 		"PILOTFISH_NAMESPACE="+w.Namespace,
 		"PILOTFISH_TOKEN_FILE="+filepath.Join(m.agentDir(i), tokenPath),
-		fmt.Sprintf("PILOTFISH_TOKEN_URL=http://%s:%d/token", i.Proxy, tokenPort),
+		"PILOTFISH_TOKEN_URL="+i.tokenURL(),
 		runVariable+"="+m.runID,
 	)
 	if vars["PORT"] != "" {

@@ -8,16 +8,18 @@ import (
 
 // Status is the whole mesh at one moment, as `pilotfish status -o json` prints it.
 type Status struct {
-	Mesh        string    `json:"mesh"`
-	PID         int       `json:"pid"`
-	Started     time.Time `json:"started"`
-	Ready       bool      `json:"ready"`
-	File        string    `json:"file,omitempty"`
-	RuntimeDir  string    `json:"runtimeDir"`
-	StateDir    string    `json:"stateDir"`
-	Network     string    `json:"network"`
-	TrustDomain string    `json:"trustDomain"`
-	Envoy       string    `json:"envoy"`
+	Mesh       string    `json:"mesh"`
+	PID        int       `json:"pid"`
+	Started    time.Time `json:"started"`
+	Ready      bool      `json:"ready"`
+	File       string    `json:"file,omitempty"`
+	RuntimeDir string    `json:"runtimeDir"`
+	StateDir   string    `json:"stateDir"`
+	Network    string    `json:"network"`
+	// Captured says that workloads have network namespaces, and that their traffic finds their sidecars by itself.
+	Captured    bool   `json:"captured"`
+	TrustDomain string `json:"trustDomain"`
+	Envoy       string `json:"envoy"`
 	// EnvoyVersion is the version that this Envoy gives of itself.
 	EnvoyVersion string             `json:"envoyVersion"`
 	Control      ControlPlaneStatus `json:"controlPlane"`

@@ -59,7 +59,7 @@ func (i *Instance) variables(topologyDir, self string) map[string]string {
 		vars[portVariable(p.Name)] = fmt.Sprint(p.Port)
 	}
 	for n, u := range w.Upstreams {
-		vars[u.variable()] = i.upstreamAddress(n).String()
+		vars[u.variable()] = i.upstream(n)
 	}
 	return vars
 }

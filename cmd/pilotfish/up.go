@@ -27,6 +27,7 @@ type upOptions struct {
 	runtimeDir string
 	verbose    bool
 	detach     bool
+	capture    mesh.CaptureFlags
 	detached   bool // this is the process that runs on in the background
 }
 
@@ -58,6 +59,7 @@ mesh runs on.`,
 	f.StringVar(&o.envoyPath, "envoy-path", "", "Envoy to use (default: ENVOY_PATH, the project's cache, PATH, in that order)")
 	f.StringVar(&o.stateDir, "state-dir", "", "keep the control plane's state (its root certificate) in this folder, from run to run")
 	runtimeDirFlag(c, &o.runtimeDir)
+	o.capture.Register(f)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all that sidecars and the control plane log, not only warnings")
 	f.BoolVarP(&o.detach, "detach", "d", false, "return once the workloads are ready; the mesh runs on")
 	f.BoolVar(&o.detached, "detached", false, "")
@@ -92,8 +94,15 @@ func (o upOptions) newMesh(t *mesh.Topology) (*mesh.Mesh, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the running executable: %w", err)
 	}
+	network, note, err := o.capture.Network()
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if note != "" && !o.detached { // it was told by the process in the foreground
+		fmt.Fprintln(os.Stderr, note)
+	}
 	return mesh.New(mesh.Config{
-		Topology: t, Environ: os.Environ(), RuntimeDir: o.runtimeDir, StateDir: o.stateDir, EnvoyPath: o.envoyPath,
+		Topology: t, Network: network, Environ: os.Environ(), RuntimeDir: o.runtimeDir, StateDir: o.stateDir, EnvoyPath: o.envoyPath,
 		GuardCommand: []string{self, "guard"},
 	})
 }

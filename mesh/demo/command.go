@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
 // options are what the flags of `pilotfish demo` say.
@@ -23,6 +25,7 @@ type options struct {
 	check      bool
 	verbose    bool
 	logs       string
+	capture    mesh.CaptureFlags
 }
 
 // endSignals ask for an ordered end. A hang-up ends it too, unless the user wants it to go on (nohup).
@@ -71,6 +74,7 @@ when every promise was kept, 1 when one was not or the mesh could not be started
 	f.StringVar(&o.envoyPath, "envoy-path", "", "Envoy to use (default: ENVOY_PATH, the project's cache, PATH, in that order)")
 	f.StringVar(&o.runtimeDir, "runtime-dir", "", "folder in which running meshes keep their files (default: as `pilotfish up`)")
 	f.BoolVar(&o.check, "check", false, "check what the mesh promises, unattended, and say what was seen")
+	o.capture.Register(f)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all that sidecars and the control plane log, not only warnings")
 	f.StringVarP(&o.output, "output", "o", "", "with --check: print the result as json")
 	f.StringVar(&o.logs, "logs", "", "with --check: keep the output of all processes in this folder, whatever comes of it (default: only of a failure)")

@@ -63,8 +63,16 @@ func openShop(o options, dir, folder string) (*shop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the running executable: %w", err)
 	}
+	network, note, err := o.capture.Network()
+	if err != nil {
+		return nil, UsageError{err}
+	}
+	if note != "" {
+		fmt.Fprintln(os.Stderr, note)
+	}
 	s.Mesh, err = mesh.New(mesh.Config{
 		Topology:     topology,
+		Network:      network,
 		Environ:      os.Environ(),
 		RuntimeDir:   o.runtimeFolder(),
 		EnvoyPath:    o.envoyPath,

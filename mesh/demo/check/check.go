@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/mesh"
@@ -17,6 +18,8 @@ type Mesh interface {
 	Status(context.Context) mesh.Status
 	StopControlPlane(context.Context) error
 	StartControlPlane(context.Context) error
+	// Dial connects as a workload's application does, or as a stranger in the mesh's network for none.
+	Dial(ctx context.Context, workload, network, address string) (net.Conn, error)
 }
 
 // Target is the shop to check.

@@ -130,7 +130,10 @@ func (r *recorder) End(result Result) {
 // noMesh is a mesh that is not there.
 type noMesh struct{}
 
-func (noMesh) Status(context.Context) mesh.Status      { return mesh.Status{} }
+func (noMesh) Status(context.Context) mesh.Status { return mesh.Status{} }
+func (noMesh) Dial(context.Context, string, string, string) (net.Conn, error) {
+	return nil, errors.New("none")
+}
 func (noMesh) StopControlPlane(context.Context) error  { return errors.New("none") }
 func (noMesh) StartControlPlane(context.Context) error { return errors.New("none") }
 

@@ -21,7 +21,8 @@ import (
 // proxyPort is where a workload's sidecar takes its application's requests.
 const proxyPort = "15080"
 
-// client makes requests from one place: from outside, or as a workload does, through that workload's sidecar.
+// client makes requests from one place: from outside, or as a workload does, through that workload's sidecar, which
+// catches them, or is told to be their proxy.
 type client struct {
 	from string
 	http *http.Client
@@ -42,7 +43,7 @@ type reply struct {
 
 // outside is a client that is no part of the mesh.
 func (t *Target) outside() *client {
-	return t.client("outside", func() (*url.URL, error) { return nil, nil })
+	return t.client("outside", nil, (&net.Dialer{}).DialContext)
 }
 
 // as is a client that calls as the workload's application would.
@@ -51,16 +52,32 @@ func (t *Target) as(ctx context.Context, workload string) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	proxy := &url.URL{Scheme: "http", Host: net.JoinHostPort(i.ProxyAddress, proxyPort)}
-	return t.client(workload, func() (*url.URL, error) { return proxy, nil }), nil
+	var proxy *url.URL
+	if !t.Mesh.Status(ctx).Captured {
+		proxy = &url.URL{Scheme: "http", Host: net.JoinHostPort(i.ProxyAddress, proxyPort)}
+	}
+	return t.client(workload, proxy, t.dialAs(workload)), nil
 }
 
-func (t *Target) client(from string, proxy func() (*url.URL, error)) *client {
+// beside is a client next to the workload's application, which it reaches past the sidecar.
+func (t *Target) beside(workload string) *client {
+	return t.client("beside "+workload, nil, t.dialAs(workload))
+}
+
+type dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+func (t *Target) dialAs(workload string) dial {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		return t.Mesh.Dial(ctx, workload, network, address)
+	}
+}
+
+func (t *Target) client(from string, proxy *url.URL, dial dial) *client {
 	if c, ok := t.clients[from]; ok {
 		return c
 	}
 	c := &client{from: from, http: &http.Client{Transport: &http.Transport{
-		Proxy:               func(*http.Request) (*url.URL, error) { return proxy() },
+		Proxy: http.ProxyURL(proxy), DialContext: dial,
 		MaxIdleConnsPerHost: 64, IdleConnTimeout: 20 * time.Second, DisableCompression: true,
 	}}}
 	t.clients[from] = c

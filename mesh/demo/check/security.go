@@ -28,10 +28,10 @@ func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 		}
 		address := net.JoinHostPort(i.ProxyAddress, "9080")
 		var err error
-		if plain, err = refused(knockPlain(ctx, address)); err != nil {
+		if plain, err = refused(t.knockPlain(ctx, address)); err != nil {
 			return "", fmt.Errorf("%s let plaintext in at %s: %w", i.Name, address, err)
 		}
-		if bare, err = refused(knockTLS(ctx, address)); err != nil {
+		if bare, err = refused(t.knockTLS(ctx, address)); err != nil {
 			return "", fmt.Errorf("%s let TLS without a certificate in at %s: %w", i.Name, address, err)
 		}
 		ports++
@@ -61,8 +61,8 @@ func refused(answer string, err error) (string, error) {
 	return text[strings.LastIndex(text, ": ")+len(": "):], nil
 }
 
-func knockPlain(ctx context.Context, address string) (string, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+func (t *Target) knockPlain(ctx context.Context, address string) (string, error) {
+	conn, err := t.Mesh.Dial(ctx, "", "tcp", address)
 	if err != nil {
 		return "", err
 	}
@@ -70,14 +70,17 @@ func knockPlain(ctx context.Context, address string) (string, error) {
 	return firstLine(conn)
 }
 
-func knockTLS(ctx context.Context, address string) (string, error) {
-	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "istio", "http/1.1"}}}
-	conn, err := dialer.DialContext(ctx, "tcp", address)
+func (t *Target) knockTLS(ctx context.Context, address string) (string, error) {
+	conn, err := t.Mesh.Dial(ctx, "", "tcp", address)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	return firstLine(conn)
+	secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "istio", "http/1.1"}})
+	if err := secure.HandshakeContext(ctx); err != nil {
+		return "", err
+	}
+	return firstLine(secure)
 }
 
 // firstLine asks by HTTP and reads the first line of an answer. By TLS 1.3 a refused certificate shows only here; it is

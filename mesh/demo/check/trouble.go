@@ -93,7 +93,7 @@ func (t *Target) counter(ctx context.Context, workload, name string) (int64, err
 	if err != nil {
 		return 0, err
 	}
-	r, err := t.outside().want(ctx, http.StatusOK, "http://"+net.JoinHostPort(i.AppAddress, "9080")+"/counters", nil)
+	r, err := t.beside(workload).want(ctx, http.StatusOK, "http://"+net.JoinHostPort(i.AppAddress, "9080")+"/counters", nil)
 	if err != nil {
 		return 0, err
 	}

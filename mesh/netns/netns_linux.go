@@ -1,0 +1,134 @@
+package netns
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Namespace is a network namespace, for as long as it is open or a process is in it. Its methods may be called
+// concurrently.
+type Namespace struct{ handle netns.NsHandle }
+
+// New makes a namespace whose loopback is up. It needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+func New() (*Namespace, error) {
+	n := &Namespace{handle: netns.None()}
+	err := onThread(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("making a network namespace: %w", err)
+		}
+		if n.handle, err = netns.Get(); err != nil {
+			return fmt.Errorf("opening a network namespace: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := n.Links(loopbackUp); err != nil {
+		return nil, fmt.Errorf("loopback of a network namespace: %w", err)
+	}
+	return n, nil
+}
+
+func loopbackUp(h *netlink.Handle) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return h.LinkSetUp(lo)
+}
+
+// Close lets go of the namespace.
+func (n *Namespace) Close() error { return n.handle.Close() }
+
+// FD is the namespace for calls of the kernel and for netlink; it is the namespace's own, and ends with Close.
+func (n *Namespace) FD() int { return int(n.handle) }
+
+// Do runs f on a thread that is in the namespace. What f starts in other goroutines is not.
+func (n *Namespace) Do(f func() error) error {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("the thread's network namespace: %w", err)
+	}
+	defer home.Close()
+	if err := n.EnterThread(); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer func() {
+		if netns.Set(home) == nil { // else the thread is lost, and ends with the goroutine
+			runtime.UnlockOSThread()
+		}
+	}()
+	return f()
+}
+
+// EnterThread moves the calling thread into the namespace, for good; the goroutine has to be locked to it.
+func (n *Namespace) EnterThread() error {
+	if err := netns.Set(n.handle); err != nil {
+		return fmt.Errorf("entering a network namespace: %w", err)
+	}
+	return nil
+}
+
+// Links changes links, addresses and routes of the namespace.
+func (n *Namespace) Links(f func(*netlink.Handle) error) error {
+	h, err := netlink.NewHandleAt(n.handle)
+	if err != nil {
+		return fmt.Errorf("netlink of a network namespace: %w", err)
+	}
+	defer h.Close()
+	return f(h)
+}
+
+// Dial connects from within the namespace to an address, which is not a name.
+func (n *Namespace) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	var dialer net.Dialer
+	err = n.Do(func() (err error) {
+		conn, err = dialer.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Listen listens in the namespace.
+func (n *Namespace) Listen(network, address string) (l net.Listener, err error) {
+	err = n.Do(func() (err error) {
+		l, err = net.Listen(network, address)
+		return err
+	})
+	return l, err
+}
+
+// ListenPacket opens a socket for datagrams in the namespace.
+func (n *Namespace) ListenPacket(network, address string) (c net.PacketConn, err error) {
+	err = n.Do(func() (err error) {
+		c, err = net.ListenPacket(network, address)
+		return err
+	})
+	return c, err
+}
+
+// Set sets a parameter below /proc/sys/net, which each namespace has its own of.
+func (n *Namespace) Set(parameter, value string) error {
+	return n.Do(func() error { return os.WriteFile("/proc/sys/net/"+parameter, []byte(value), 0o644) })
+}
+
+// onThread runs f on a thread that ends with it.
+func onThread(f func() error) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked
+		result <- f()
+	}()
+	return <-result
+}
