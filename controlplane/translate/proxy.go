@@ -46,6 +46,8 @@ type Proxy struct {
 	Labels         map[string]string
 	// Address is the address that others reach it by.
 	Address netip.Addr
+	// IPv4 and IPv6 are the families that it has addresses of.
+	IPv4, IPv6 bool
 	// Interception is how a sidecar gets traffic. A router gets it at its own ports; with None it shares its network with
 	// others, and listens on its own address only.
 	Interception Interception
@@ -192,12 +194,19 @@ func (p *Proxy) checkIdentity(identity string) error {
 }
 
 func (p *Proxy) readAddresses(m metadata) error {
-	if first, _, _ := strings.Cut(m.InstanceIPs, ","); first != "" {
-		addr, err := netip.ParseAddr(first)
+	all := splitList(m.InstanceIPs)
+	if len(all) > 0 {
+		addr, err := netip.ParseAddr(all[0])
 		if err != nil {
 			return fmt.Errorf("metadata INSTANCE_IPS: %w", err)
 		}
 		p.Address = addr
+	}
+	p.noteFamily(p.Address)
+	for _, text := range all {
+		if addr, err := netip.ParseAddr(text); err == nil && !addr.IsLinkLocalUnicast() && !addr.IsLoopback() {
+			p.noteFamily(addr)
+		}
 	}
 	var err error
 	if p.Publish, err = parsePublish(m.Publish); err != nil {
@@ -208,6 +217,11 @@ func (p *Proxy) readAddresses(m metadata) error {
 		return nil
 	}
 	return p.readInterception(m)
+}
+
+func (p *Proxy) noteFamily(addr netip.Addr) {
+	is4 := addr.Unmap().Is4()
+	p.IPv4, p.IPv6 = p.IPv4 || is4, p.IPv6 || !is4
 }
 
 func (p *Proxy) readInterception(m metadata) error {

@@ -20,11 +20,29 @@ import (
 // port, all that come in at another, and where they were bound for says what becomes of them.
 type redirect struct{}
 
-// capturedSource is the address that the sidecar calls its workload from: connections from it are not captured again.
-const capturedSource = "127.0.0.6"
+// capturedSource and capturedSource6 are the addresses that the sidecar calls its workload from: connections from them are
+// not captured again.
+const (
+	capturedSource  = "127.0.0.6"
+	capturedSource6 = "::6"
+)
 
+// wildcard is all addresses. It names what listens on those of both families, too.
 func wildcard(port uint32) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(port))
+}
+
+// onAllAddresses has a listener be for the families that the proxy has addresses of. Its name stays the same, so that
+// statistics and EnvoyFilters do.
+func (v view) onAllAddresses(l *listenerv3.Listener, port uint32) *listenerv3.Listener {
+	six := socketAddress(netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port)))
+	switch {
+	case v.p.IPv6 && v.p.IPv4:
+		l.AdditionalAddresses = []*listenerv3.AdditionalAddress{{Address: six}}
+	case v.p.IPv6:
+		l.Address = six
+	}
+	return l
 }
 
 func (redirect) listeners(v view) []*listenerv3.Listener {
@@ -32,8 +50,8 @@ func (redirect) listeners(v view) []*listenerv3.Listener {
 	return append(out, virtualOutboundListener(v), virtualInboundListener(v))
 }
 
-func captured(name string, port uint32, direction corev3.TrafficDirection) *listenerv3.Listener {
-	return &listenerv3.Listener{Name: name, Address: socketAddress(wildcard(port)), TrafficDirection: direction}
+func (v view) captured(name string, port uint32, direction corev3.TrafficDirection) *listenerv3.Listener {
+	return v.onAllAddresses(&listenerv3.Listener{Name: name, Address: socketAddress(wildcard(port)), TrafficDirection: direction}, port)
 }
 
 // outboundListeners take over what was captured by where it was bound for: an address of a service and its port, or a
@@ -47,6 +65,9 @@ func outboundListeners(v view) []*listenerv3.Listener {
 		}
 		taken[at] = true
 		l := listener(at, corev3.TrafficDirection_OUTBOUND)
+		if at.Addr().IsUnspecified() {
+			v.onAllAddresses(l, uint32(at.Port()))
+		}
 		l.BindToPort = boolean(false)
 		l.FilterChains = []*listenerv3.FilterChain{{Name: l.Name, Filters: []*listenerv3.Filter{filter}}}
 		out = append(out, l)
@@ -77,7 +98,7 @@ func virtualOutboundListener(v view) *listenerv3.Listener {
 	if v.scope.AllowAny {
 		other = PassthroughCluster
 	}
-	l := captured(virtualOutbound, port, corev3.TrafficDirection_OUTBOUND)
+	l := v.captured(virtualOutbound, port, corev3.TrafficDirection_OUTBOUND)
 	l.UseOriginalDst = boolean(true)
 	l.FilterChains = []*listenerv3.FilterChain{
 		blackHoleChain(v, "virtualOutbound-trafficloop", port),
@@ -97,7 +118,7 @@ func blackHoleChain(v view, name string, port uint32) *listenerv3.FilterChain {
 
 func virtualInboundListener(v view) *listenerv3.Listener {
 	port := uint32(v.s.Mesh.GetProxyInboundListenPort())
-	l := captured(virtualInbound, port, corev3.TrafficDirection_INBOUND)
+	l := v.captured(virtualInbound, port, corev3.TrafficDirection_INBOUND)
 	l.ListenerFilters = []*listenerv3.ListenerFilter{
 		listenerFilter("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{}),
 		tlsInspector(),
@@ -213,7 +234,7 @@ func (redirect) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 	for _, port := range v.inboundPorts() {
 		c := inboundCluster(v, port)
 		originalDestination(c)
-		c.UpstreamBindConfig = fromCapturedSource()
+		c.UpstreamBindConfig = p.fromCapturedSource()
 		out = append(out, c)
 	}
 	for _, name := range []string{inboundPassthroughCluster, PassthroughCluster} {
@@ -221,12 +242,22 @@ func (redirect) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 		originalDestination(c)
 		out = append(out, c)
 	}
-	out[len(out)-2].UpstreamBindConfig = fromCapturedSource()
+	out[len(out)-2].UpstreamBindConfig = p.fromCapturedSource()
 	return append(out, blackHole(s))
 }
 
-func fromCapturedSource() *corev3.BindConfig {
-	return &corev3.BindConfig{SourceAddress: &corev3.SocketAddress{
-		Address: capturedSource, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 0},
-	}}
+func (p *Proxy) fromCapturedSource() *corev3.BindConfig {
+	source := func(address string) *corev3.SocketAddress {
+		return &corev3.SocketAddress{Address: address, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 0}}
+	}
+	switch {
+	case p.IPv6 && p.IPv4:
+		return &corev3.BindConfig{
+			SourceAddress:        source(capturedSource),
+			ExtraSourceAddresses: []*corev3.ExtraSourceAddress{{Address: source(capturedSource6)}},
+		}
+	case p.IPv6:
+		return &corev3.BindConfig{SourceAddress: source(capturedSource6)}
+	}
+	return &corev3.BindConfig{SourceAddress: source(capturedSource)}
 }
