@@ -1,7 +1,9 @@
 package cni
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +29,7 @@ type Plugin struct {
 	Step func(name string)
 
 	redirector redirector
+	version    string // of the specification, as the runtime speaks it
 }
 
 const (
@@ -40,20 +43,37 @@ const about = "pilotfish-cni is a CNI plugin: a container runtime runs it, behin
 
 // Main runs the command that the process was started for and gives its exit code. A failure is told on standard output, in
 // the form that runtimes hand on to the pod's events. An end of a pod (DEL, GC) never fails.
-func Main(started time.Time) int {
-	p := &Plugin{Out: os.Stdout, Err: os.Stderr, Started: started, redirector: kernel{}}
+func Main(started time.Time) int { return newPlugin(started).main() }
+
+func newPlugin(started time.Time) *Plugin {
+	return &Plugin{Out: os.Stdout, Err: os.Stderr, Started: started, redirector: kernel{}}
+}
+
+func (p *Plugin) main() int {
 	err := p.run()
 	if err == nil {
 		return 0
 	}
 	if command := os.Getenv("CNI_COMMAND"); command == "DEL" || command == "GC" {
-		_, _ = fmt.Fprintf(os.Stderr, "pilotfish-cni: %s goes on in spite of: %v\n", command, err)
+		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %s goes on in spite of: %v\n", command, err)
 		return 0
 	}
-	if printErr := err.Print(); printErr != nil {
-		_, _ = fmt.Fprintf(os.Stderr, "pilotfish-cni: %v (and the answer could not be written: %v)\n", err, printErr)
+	if writeErr := p.answer(err); writeErr != nil {
+		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %v (and the answer could not be written: %v)\n", err, writeErr)
 	}
 	return 1
+}
+
+// answer tells a failure in the version of the specification that the runtime speaks.
+func (p *Plugin) answer(failure *types.Error) error {
+	text, err := json.Marshal(struct {
+		CNIVersion string `json:"cniVersion"`
+		*types.Error
+	}{cmp.Or(p.version, "1.0.0"), failure})
+	if err == nil {
+		_, err = p.Out.Write(append(text, '\n'))
+	}
+	return err
 }
 
 // run answers one command. What panics fails, and says so as any other failure.
@@ -91,6 +111,7 @@ func (p *Plugin) command(name string, run func(context.Context, *call) error) fu
 		if err != nil {
 			return err
 		}
+		p.version = config.CNIVersion
 		c := &call{journal: newJournal(p.Err, config), config: config, skel: cmd, agent: newAgentClient(config.RunDir)}
 		c.result = agentapi.Result{Command: name, ContainerID: cmd.ContainerID, NetNS: cmd.Netns}
 		ctx := context.Background()
