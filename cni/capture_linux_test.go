@@ -1,0 +1,183 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+)
+
+// podNetwork makes a namespace as a primary plugin leaves it: an interface with addresses, and routes to everything.
+func podNetwork(t testing.TB, addresses ...string) *testns.Namespace {
+	t.Helper()
+	ns := testns.New(t)
+	ns.Links(t, func(h *netlink.Handle) error {
+		veth := netlink.NewVeth(netlink.LinkAttrs{Name: "eth0"})
+		veth.PeerName = "beyond" // in the same namespace: nothing answers there
+		if err := h.LinkAdd(veth); err != nil {
+			return err
+		}
+		for _, name := range []string{"eth0", "beyond"} {
+			link, err := h.LinkByName(name)
+			if err == nil {
+				err = h.LinkSetUp(link)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		for _, text := range addresses {
+			address, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			address.Flags = 0x02 // IFA_F_NODAD
+			if err := h.AddrAdd(veth, address); err != nil {
+				return err
+			}
+			all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+			if address.IP.To4() == nil {
+				all = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+			}
+			if err := h.RouteAdd(&netlink.Route{LinkIndex: veth.Index, Dst: all, Scope: netlink.SCOPE_LINK}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return ns
+}
+
+// envoyAt stands where Envoy would listen, and answers each connection with the port.
+func envoyAt(t testing.TB, ns *testns.Namespace, ports ...int) {
+	t.Helper()
+	for _, port := range ports {
+		var l net.Listener
+		err := ns.Within(func() (err error) {
+			l, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", port))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = fmt.Fprint(c, port)
+				_ = c.Close()
+			}
+		}()
+	}
+}
+
+// reach connects from within a namespace, as a user, and gives what answered there.
+func reach(ns *testns.Namespace, uid int, address string) string {
+	answer := "nothing"
+	_ = ns.Within(func() error {
+		// Rules ask who made the socket; the thread, which is thrown away, makes it as that user.
+		if err := errors.Join(unix.Setfsgid(uid), unix.Setfsuid(uid)); err != nil {
+			return err
+		}
+		d := net.Dialer{Timeout: 300 * time.Millisecond}
+		c, err := d.DialContext(context.Background(), "tcp", address)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+		b := make([]byte, 16)
+		n, _ := c.Read(b)
+		answer = string(b[:n])
+		return nil
+	})
+	return answer
+}
+
+func TestCapturedPodsTrafficGoesIntoItsProxy(t *testing.T) {
+	pod := meshPod("web")
+	h := newHost(t).withAgent(pod)
+	ns := podNetwork(t, "10.9.0.5/24")
+	envoyAt(t, ns, 15001, 16001)
+	if got := reach(ns, 1000, "10.200.0.1:80"); got != "nothing" {
+		t.Fatalf("before ADD a connection reached %s", got)
+	}
+	runtime, rt := h.libcni(), runtimeConf(pod, ns)
+	t.Setenv("PRIMARY_VERSION", "1.1.0")
+	add := func() {
+		t.Helper()
+		if _, err := runtime.AddNetworkList(t.Context(), h.list("1.1.0"), rt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add()
+	if got := reach(ns, 1000, "10.200.0.1:80"); got != "15001" {
+		t.Errorf("an application's connection reached %s, want the proxy", got)
+	}
+	if got := reach(ns, 1337, "10.200.0.1:80"); got != "nothing" {
+		t.Errorf("the proxy's own connection reached %s", got)
+	}
+	if last := h.agent.last(); last.Outcome != agentapi.Captured || last.Source != "agent" {
+		t.Errorf("the agent was told %+v", last)
+	}
+	h.extra["proxy_listen_port"] = 16001
+	add()
+	if got := reach(ns, 1000, "10.200.0.1:80"); got != "16001" {
+		t.Errorf("with another port of the mesh a connection reached %s", got)
+	}
+	if err := runtime.CheckNetworkList(t.Context(), h.list("1.1.0"), rt); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if err := runtime.DelNetworkList(t.Context(), h.list("1.1.0"), rt); err != nil {
+		t.Errorf("DEL: %v", err)
+	}
+	if got := reach(ns, 1000, "10.200.0.1:80"); got != "16001" {
+		t.Errorf("after DEL, what still runs reached %s: it is no longer captured", got)
+	}
+}
+
+func TestCheckFailsWhenTheRulesAreGoneOrOthers(t *testing.T) {
+	pod := meshPod("web")
+	h := newHost(t).withAgent(pod)
+	ns := podNetwork(t, "10.9.0.5/24")
+	check := func() cniAnswer { return h.call("CHECK", pod, netnsPath(ns), h.withPrevious("1.0.0")) }
+	if answer := check(); answer.Code != CodeNotInForce {
+		t.Errorf("before ADD: %s", answer.out)
+	}
+	if answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil {
+		t.Fatal(answer.out)
+	}
+	if answer := check(); answer.err != nil || answer.out != "" {
+		t.Errorf("after ADD: %s", answer.out)
+	}
+	pod.Metadata.Annotations["traffic.sidecar.istio.io/excludeOutboundPorts"] = "5432"
+	if answer := check(); answer.Code != CodeNotInForce {
+		t.Errorf("with other settings: %s", answer.out)
+	}
+	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Clean(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if answer := check(); answer.Code != CodeNotInForce || answer.Details == "" {
+		t.Errorf("without rules: %s", answer.out)
+	}
+	if answer := h.call("CHECK", plainPod("plain"), netnsPath(ns), h.withPrevious("1.0.0")); answer.Code != types.ErrUnknownContainer {
+		t.Errorf("of a pod that is not there: %s", answer.out)
+	}
+}
