@@ -1,0 +1,333 @@
+package install
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+)
+
+// The results of attempts, in the words of Istio's metric where it has one.
+const (
+	resultSuccess    = "SUCCESS"
+	resultBinary     = "COPY_BINARIES_FAILURE"
+	resultKubeconfig = "CREATE_KUBECONFIG_FAILURE"
+	resultConfig     = "CREATE_CNI_CONFIG_FAILURE"
+)
+
+// Installer puts the plugin on the node. Install, Uninstall and Run are not called concurrently.
+type Installer struct {
+	config Config
+	disk   *disk
+	entry  map[string]any
+	fights fights
+	absent bool              // the last attempt found the configuration without the plugin
+	copied map[string]string // stamps of source and copy, by the copy's path
+
+	mu        sync.Mutex
+	condition health.Condition
+}
+
+// New checks the configuration; nothing is touched yet.
+func New(c Config) (*Installer, error) {
+	if err := c.check(); err != nil {
+		return nil, fmt.Errorf("installing the CNI plugin: %w", err)
+	}
+	entry := map[string]any{}
+	for name, value := range c.Plugin {
+		entry[name] = value
+	}
+	entry["type"] = PluginType
+	return &Installer{
+		config: c, disk: &disk{before: c.before}, entry: entry, copied: map[string]string{},
+		condition: health.Condition{Reason: "the CNI plugin is not installed yet"},
+	}, nil
+}
+
+// Health says whether the plugin is installed.
+func (in *Installer) Health() health.Condition {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.condition
+}
+
+// Install brings everything to where it should be, and says whether anything had to change. It may be repeated. When a
+// step fails what was done is taken back, so that the node is as it was. That there is no primary plugin yet is an error
+// after which the rest stays: its configuration is waited for.
+func (in *Installer) Install() (changed bool, err error) {
+	done := &changes{disk: in.disk}
+	result, err := in.steps(done)
+	if err != nil && !errors.Is(err, errNoNetwork) {
+		if undone := done.undo(); undone != nil {
+			err = errors.Join(err, undone)
+		}
+	}
+	in.tell(result, err, len(done.done) > 0)
+	return len(done.done) > 0, err
+}
+
+func (in *Installer) steps(done *changes) (result string, err error) {
+	if err := in.sweep(); err != nil {
+		return resultConfig, err
+	}
+	if err := in.binaries(done); err != nil {
+		return resultBinary, fmt.Errorf("installing the plugin's binary: %w", err)
+	}
+	if err := in.credentials(done); err != nil {
+		return resultKubeconfig, fmt.Errorf("writing the plugin's kubeconfig: %w", err)
+	}
+	if err := in.configuration(done); err != nil {
+		return resultConfig, fmt.Errorf("putting the plugin into the CNI configuration: %w", err)
+	}
+	return resultSuccess, nil
+}
+
+func (in *Installer) tell(result string, err error, changed bool) {
+	in.mu.Lock()
+	first := !in.condition.OK
+	in.condition = health.Condition{OK: err == nil}
+	if err != nil {
+		in.condition.Reason = err.Error()
+	}
+	in.mu.Unlock()
+	if in.config.Tell != nil && (err != nil || changed || first) {
+		in.config.Tell(result)
+	}
+}
+
+// sweep removes what a run that was killed left half written.
+func (in *Installer) sweep() error {
+	dirs := append([]string{in.config.ConfDir}, in.config.BinDirs...)
+	if in.config.Kubeconfig != "" {
+		dirs = append(dirs, filepath.Dir(in.config.Kubeconfig))
+	}
+	if all, _, err := networks(in.config.ConfDir); err == nil {
+		for _, n := range all {
+			dirs = append(dirs, filepath.Join(in.config.ConfDir, n.name()))
+		}
+	}
+	for _, dir := range dirs {
+		if err := in.disk.sweep(dir); err != nil {
+			return fmt.Errorf("removing what an earlier run left in %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+func (in *Installer) binaries(done *changes) error {
+	if in.config.Binary == "" {
+		return nil
+	}
+	for _, dir := range in.config.BinDirs {
+		if err := in.binary(done, filepath.Join(dir, PluginType)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// binary copies the plugin, unless neither it nor the copy has changed since they were the same: it is large, and looked
+// at often.
+func (in *Installer) binary(done *changes, path string) error {
+	if now := stamps(in.config.Binary, path); now != "" && now == in.copied[path] {
+		return nil
+	}
+	binary, err := read(in.config.Binary, maxBinary)
+	if err != nil {
+		return err
+	}
+	if !binary.exists {
+		return fmt.Errorf("%s is not in this image", in.config.Binary)
+	}
+	if _, err := done.write(path, binary.content, 0o755, maxBinary); err != nil {
+		return err
+	}
+	in.copied[path] = stamps(in.config.Binary, path)
+	return nil
+}
+
+// stamps tells files from later ones of their names; "" when one is not there.
+func stamps(paths ...string) string {
+	var all strings.Builder
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err != nil {
+			return ""
+		}
+		fmt.Fprintln(&all, info.Size(), info.Mode(), info.ModTime().UnixNano())
+	}
+	return all.String()
+}
+
+func (in *Installer) credentials(done *changes) error {
+	if in.config.Kubeconfig == "" {
+		return nil
+	}
+	text, err := in.kubeconfig()
+	if err != nil {
+		return err
+	}
+	_, err = done.write(in.config.Kubeconfig, text, in.config.KubeconfigMode, maxConf)
+	return err
+}
+
+func (in *Installer) configuration(done *changes) error {
+	switch in.config.Mode {
+	case Standalone:
+		return in.standalone(done)
+	case DropIn:
+		return in.dropIn(done)
+	}
+	return in.chain(done)
+}
+
+// standalone writes a configuration of our own.
+func (in *Installer) standalone(done *changes) error {
+	fields := map[string]any{"name": PluginType, "cniVersion": "1.0.0"}
+	for name, value := range in.entry {
+		fields[name] = value
+	}
+	text, err := marshal(fields)
+	if err != nil {
+		return err
+	}
+	name := in.config.ConfName
+	if name == "" {
+		name = defaultStandalone
+	}
+	return in.rewrite(done, filepath.Join(in.config.ConfDir, name), text, 0o644)
+}
+
+// chain puts the plugin at the end of the primary's list. A single plugin's file becomes a list in a file beside it, and
+// then steps aside: in between runtimes take the old one, whose name comes first.
+func (in *Installer) chain(done *changes) error {
+	n, err := primary(in.config.ConfDir, in.config.ConfName)
+	if err != nil {
+		return err
+	}
+	if err := in.chainInto(done, n); err != nil {
+		return err
+	}
+	return in.leave(done, filepath.Join(in.config.ConfDir, n.name(), dropInName))
+}
+
+func (in *Installer) chainInto(done *changes, n *network) error {
+	if n.has(in.entry) {
+		return nil
+	}
+	in.absent = n.ours() == nil
+	text, err := n.chained(in.entry)
+	if err != nil {
+		return err
+	}
+	if n.list {
+		return in.rewrite(done, n.path, text, 0)
+	}
+	list := strings.TrimSuffix(n.path, filepath.Ext(n.path)) + ".conflist"
+	if err := in.rewrite(done, list, text, modeOf(n.path)); err != nil {
+		return err
+	}
+	return in.leave(done, n.path)
+}
+
+func modeOf(path string) fs.FileMode {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0o644
+	}
+	return info.Mode().Perm()
+}
+
+// dropIn leaves the primary's file alone and writes beside it. An entry of an earlier chained install is taken out after
+// that: for a moment there may be two, which do no more than one.
+func (in *Installer) dropIn(done *changes) error {
+	n, err := primary(in.config.ConfDir, in.config.ConfName)
+	if err != nil {
+		return err
+	}
+	switch {
+	case !n.list:
+		return fmt.Errorf("%s is no list of plugins, and only those have a folder for more: use mode chained", n.path)
+	case n.onlyInlined():
+		return fmt.Errorf("%s has loadOnlyInlinedPlugins, so that runtimes read no folder: use mode chained", n.path)
+	case n.name() == "." || n.name() == ".." || strings.ContainsRune(n.name(), filepath.Separator):
+		return fmt.Errorf("the network's name %q in %s cannot be that of a folder: use mode chained", n.name(), n.path)
+	}
+	text, err := marshal(in.entry)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(in.config.ConfDir, n.name(), dropInName)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		in.absent = n.ours() == nil
+	}
+	if err := in.rewrite(done, path, text, 0o644); err != nil {
+		return err
+	}
+	if n.ours() == nil {
+		return nil
+	}
+	if text, err = n.without(); err != nil {
+		return err
+	}
+	return in.rewrite(done, n.path, text, 0)
+}
+
+// rewrite changes a configuration file after its former state is in the undo log; mode 0 keeps the file's.
+func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.FileMode) error {
+	was, err := read(path, maxConf)
+	if err != nil {
+		return err
+	}
+	if was.exists && (mode == 0 || string(was.content) == string(text)) {
+		mode = was.mode
+	}
+	if was.exists && string(was.content) == string(text) {
+		return nil
+	}
+	if err := in.remember(path, was, text); err != nil {
+		return err
+	}
+	_, err = done.write(path, text, mode, maxConf)
+	return err
+}
+
+// leave takes a configuration file away that ours stands in for.
+func (in *Installer) leave(done *changes, path string) error {
+	was, err := read(path, maxConf)
+	if err != nil || !was.exists {
+		return err
+	}
+	if filepath.Base(path) != dropInName {
+		if err := in.remember(path, was, nil); err != nil {
+			return err
+		}
+	}
+	_, err = done.remove(path)
+	return err
+}
+
+func (in *Installer) remember(path string, was file, wrote []byte) error {
+	log, err := readUndoLog(in.config.ConfDir)
+	if err != nil {
+		return err
+	}
+	// Where the log was lost, or somebody changed the file around us, what was before us is what is there but us.
+	if n, err := parseNetwork(path, was.content); err == nil && n.list && n.ours() != nil && !log.wrote(in.config.ConfDir, path, was) {
+		if was.content, err = n.without(); err != nil {
+			return err
+		}
+	}
+	if err := log.note(in.config.ConfDir, path, was, wrote); err != nil {
+		return err
+	}
+	if err := log.save(in.disk, in.config.ConfDir); err != nil {
+		return fmt.Errorf("the undo log: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,46 @@
+package install
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// kubeconfig makes the file that the plugin asks the API server with. The token is written into it, since the plugin runs
+// on the host, where the pod's own token cannot be seen.
+func (in *Installer) kubeconfig() ([]byte, error) {
+	token, err := read(in.config.TokenFile, 1<<20)
+	if err != nil {
+		return nil, fmt.Errorf("the service account's token: %w", err)
+	}
+	text := strings.TrimSpace(string(token.content))
+	if text == "" {
+		return nil, fmt.Errorf("the service account's token %s is not there, or empty", in.config.TokenFile)
+	}
+	cluster := map[string]any{"server": in.config.Server}
+	switch {
+	case in.config.SkipTLSVerify:
+		cluster["insecure-skip-tls-verify"] = true
+	default:
+		ca, err := read(in.config.CAFile, 1<<20)
+		if err != nil {
+			return nil, fmt.Errorf("the cluster's certificate authority: %w", err)
+		}
+		if !ca.exists {
+			return nil, errors.New("the cluster's certificate authority is not at " + in.config.CAFile + " (kube-ca-file)")
+		}
+		cluster["certificate-authority-data"] = base64.StdEncoding.EncodeToString(ca.content)
+	}
+	const name = "pilotfish-cni"
+	return yaml.Marshal(map[string]any{
+		"apiVersion":      "v1",
+		"kind":            "Config",
+		"clusters":        []any{map[string]any{"name": "local", "cluster": cluster}},
+		"users":           []any{map[string]any{"name": name, "user": map[string]any{"token": text}}},
+		"contexts":        []any{map[string]any{"name": name, "context": map[string]any{"cluster": "local", "user": name}}},
+		"current-context": name,
+	})
+}

@@ -1,0 +1,146 @@
+package install
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// Run installs, and keeps the plugin installed until the context ends: at each change of the files that it is made of, and
+// in any case from time to time, as file systems may be mounted anew under what is watched. It does not uninstall.
+func (in *Installer) Run(ctx context.Context) error {
+	watch := in.newWatch()
+	defer watch.close()
+	installed := false // by us, before
+	for {
+		watch.renew()
+		wait := in.round(installed)
+		installed = installed || in.Health().OK
+		if wait > 0 {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(wait):
+			}
+			continue
+		}
+		if err := watch.next(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// round installs once and says how long to wait before the next, whatever happens to the files meanwhile.
+func (in *Installer) round(installed bool) time.Duration {
+	in.absent = false
+	changed, err := in.Install()
+	switch {
+	case err != nil:
+		in.config.Logger.Warn("the CNI plugin is not installed; new pods that should be captured may start without it or wait", "error", err)
+		return 0 // the next look is at the next change, or soon
+	case !changed:
+		return 0
+	case !installed || !in.absent:
+		in.config.Logger.Info("the CNI plugin is installed", "folder", in.config.ConfDir)
+		return 0
+	}
+	n, _ := primary(in.config.ConfDir, in.config.ConfName)
+	path := in.config.ConfDir
+	if n != nil {
+		path = n.path
+	}
+	if in.config.Fought != nil {
+		in.config.Fought(filepath.Base(path))
+	}
+	fight, wait := in.fights.round(time.Now())
+	if !fight {
+		in.config.Logger.Info("another program had taken the CNI plugin out of the configuration: it is in again", "file", path)
+		return 0
+	}
+	in.config.Logger.Warn("another program takes the CNI plugin out of the configuration again and again; each time pods may start unprotected",
+		"file", path, "rounds", len(in.fights.rounds), "within", quickTime, "next", wait, "likely", fighter(n))
+	return wait
+}
+
+// watch hears of changes of the files.
+type watch struct {
+	in     *Installer
+	notify *fsnotify.Watcher // nil where the kernel gives none: then there are the regular looks
+}
+
+func (in *Installer) newWatch() *watch {
+	w := &watch{in: in}
+	var err error
+	if w.notify, err = fsnotify.NewWatcher(); err != nil {
+		in.config.Logger.Warn("changes of the CNI configuration cannot be watched, only looked for", "every", in.config.Recheck,
+			"error", err, "remedy", "raise fs.inotify.max_user_instances")
+		w.notify = nil
+	}
+	return w
+}
+
+// renew watches what is there now: a folder that was away may have come back as another.
+func (w *watch) renew() {
+	if w.notify == nil {
+		return
+	}
+	c := &w.in.config
+	dirs := append([]string{c.ConfDir}, c.BinDirs...)
+	if c.Kubeconfig != "" {
+		dirs = append(dirs, filepath.Dir(c.Kubeconfig), filepath.Dir(c.TokenFile))
+	}
+	if c.Binary != "" {
+		dirs = append(dirs, filepath.Dir(c.Binary))
+	}
+	if n, err := primary(c.ConfDir, c.ConfName); err == nil && c.Mode == DropIn {
+		dirs = append(dirs, filepath.Join(c.ConfDir, n.name()))
+	}
+	for _, dir := range dirs {
+		_ = w.notify.Add(dir) // where it fails there are the regular looks
+	}
+}
+
+// next waits for a change, and until no more has come for a moment, or for the next regular look.
+func (w *watch) next(ctx context.Context) error {
+	recheck := time.NewTimer(w.in.config.Recheck)
+	defer recheck.Stop()
+	var events chan fsnotify.Event
+	var errs chan error
+	if w.notify != nil {
+		events, errs = w.notify.Events, w.notify.Errors
+	}
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-recheck.C:
+			return nil
+		case <-settled:
+			return nil
+		case e := <-events:
+			if e.Op != fsnotify.Chmod && !ownStaging(e.Name) && settled == nil {
+				settled = time.After(w.in.config.Settle)
+			}
+		case err := <-errs:
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				w.in.config.Logger.Warn("watching the CNI configuration", "error", err)
+			}
+			return nil
+		}
+	}
+}
+
+func ownStaging(path string) bool {
+	name := filepath.Base(path)
+	return len(name) > len(staging) && name[:len(staging)] == staging || name == undoLogName
+}
+
+func (w *watch) close() {
+	if w.notify != nil {
+		_ = w.notify.Close()
+	}
+}

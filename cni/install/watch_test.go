@@ -1,0 +1,145 @@
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// run keeps the plugin installed until the test ends.
+func (n *node) run(change ...func(*Config)) *Installer {
+	n.t.Helper()
+	in := n.installer(append([]func(*Config){func(c *Config) { c.Settle = time.Millisecond }}, change...)...)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = in.Run(ctx) }()
+	n.t.Cleanup(func() { cancel(); <-done })
+	return in
+}
+
+func (n *node) eventually(what string, check func() bool) {
+	n.t.Helper()
+	testenv.Eventually(n.t, what, func() error {
+		if !check() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
+func (n *node) installed() bool {
+	p, err := primary(n.config.ConfDir, "")
+	return err == nil && p.ours() != nil
+}
+
+func TestPluginIsPutBackWhateverIsTakenAway(t *testing.T) {
+	n := newNode(t, "", "")
+	var results atomic.Value
+	in := n.run(func(c *Config) { c.Tell = func(r string) { results.Store(r) } })
+	n.eventually("the wait for a primary plugin", func() bool { return strings.Contains(in.Health().Reason, errNoNetwork.Error()) })
+
+	n.write("net.d/10-podnet.conflist", bridgeList)
+	n.eventually("the chain after the primary's first start", func() bool { return n.installed() && in.Health().OK })
+
+	n.write("net.d/05-new.conflist", strings.Replace(bridgeList, "podnet", "newnet", 1))
+	n.eventually("the chain of a network that comes before", n.installed)
+
+	for _, path := range []string{"bin/pilotfish-cni", "bin2/pilotfish-cni", "run/kubeconfig"} {
+		if err := os.Remove(n.path(path)); err != nil {
+			t.Fatal(err)
+		}
+		n.eventually(path, func() bool { _, err := os.Stat(n.path(path)); return err == nil })
+	}
+	n.write("bin/pilotfish-cni", "somebody else's")
+	n.eventually("the binary", func() bool {
+		text, _ := os.ReadFile(n.path("bin/pilotfish-cni"))
+		return string(text) == "the plugin"
+	})
+	n.write("sa/token", "token-9")
+	n.eventually("the renewed token", func() bool {
+		text, _ := os.ReadFile(n.path("run/kubeconfig"))
+		return strings.Contains(string(text), "token-9")
+	})
+	if results.Load() != "SUCCESS" {
+		t.Error(results.Load())
+	}
+}
+
+func TestLostRunDirectoryIsMadeAnew(t *testing.T) {
+	n := newNode(t, "10-podnet.conflist", bridgeList)
+	n.run(func(c *Config) { c.Recheck = 5 * time.Millisecond })
+	n.eventually("the first install", n.installed)
+	for range 3 { // what is watched is each time another folder
+		if err := os.Rename(n.path("run"), filepath.Join(t.TempDir(), "lost")); err != nil {
+			t.Fatal(err)
+		}
+		n.eventually("the kubeconfig", func() bool { _, err := os.Stat(n.path("run/kubeconfig")); return err == nil })
+	}
+}
+
+func TestFightIsToldWithItsLikelyCauseAndSlowedDown(t *testing.T) {
+	cilium := strings.Replace(bridgeList, `"bridge", "bridge"`, `"cilium-cni", "bridge"`, 1)
+	n := newNode(t, "10-podnet.conflist", cilium)
+	out := &testenv.Buffer{}
+	var fought atomic.Int32
+	n.run(func(c *Config) {
+		c.Logger = slog.New(slog.NewTextHandler(out, nil))
+		c.Fought = func(file string) {
+			if file != "10-podnet.conflist" {
+				t.Errorf("a fight about %s", file)
+			}
+			fought.Add(1)
+		}
+	})
+	for round := range quickRounds + 1 {
+		n.eventually(fmt.Sprint("round ", round), n.installed)
+		n.eventually("the count", func() bool { return int(fought.Load()) == round })
+		n.write("net.d/10-podnet.conflist", cilium)
+	}
+	n.eventually("the last round", n.installed)
+	n.eventually("the warning", func() bool {
+		return strings.Contains(out.String(), "again and again") && strings.Contains(out.String(), "cni.exclusive=false")
+	})
+}
+
+func TestFightWaitsEverLongerAndForgets(t *testing.T) {
+	var f fights
+	now := time.Unix(0, 0)
+	var waits []time.Duration
+	for range quickRounds + 6 {
+		_, wait := f.round(now)
+		waits = append(waits, wait)
+		now = now.Add(time.Second)
+	}
+	if !slices.IsSorted(waits) || waits[quickRounds-1] != 0 || waits[quickRounds] == 0 || waits[len(waits)-1] != longestTruce {
+		t.Errorf("waits %v", waits)
+	}
+	if fight, wait := f.round(now.Add(2 * quickTime)); fight || wait != 0 {
+		t.Error("a change once an hour is a fight")
+	}
+}
+
+func TestEveryFighterHasAName(t *testing.T) {
+	for _, plugin := range []string{"cilium-cni", "istio-cni", "calico", "multus", "aws-cni", "bridge"} {
+		n, err := parseNetwork(filepath.Join("/etc/cni/net.d", "x"), []byte(`{"name":"x","plugins":[{"type":"`+plugin+`"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hint := fighter(n); hint == "" || plugin == "bridge" && !strings.Contains(hint, "bridge") {
+			t.Errorf("%s: %s", plugin, hint)
+		}
+	}
+	if fighter(nil) == "" {
+		t.Error("nobody")
+	}
+}
