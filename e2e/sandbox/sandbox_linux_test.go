@@ -1,24 +1,129 @@
 package sandbox
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-const bridgeOnly = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"pods","isGateway":true,
- "ipam":{"type":"host-local","dataDir":"DIR/ipam","ranges":[[{"subnet":"10.88.0.0/16"}],[{"subnet":"fd88::/64"}]]}}]}`
+// chained is a network of the bridge plugin, and ours behind it.
+const chained = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"pods","isGateway":true,
+ "ipam":{"type":"host-local","dataDir":"DIR/ipam","ranges":[[{"subnet":"10.88.0.0/16"}],[{"subnet":"fd88::/64"}]]}},
+ {"type":"pilotfish-cni","cni_agent_run_dir":"DIR/run","log_file":"DIR/log/cni.log"}]}`
 
-func TestPodsOfTheTestNodeReachThemselves(t *testing.T) {
-	n := newNode(t, bridgeOnly)
-	pod := n.mustRun(t, &agentapi.Pod{Metadata: agentapi.Metadata{Name: "web", Namespace: "shop", UID: "u1"}})
-	app := pod.start(t, container{name: "app", args: []string{"/podapp", "serve", ":8080"}, user: 1000})
-	answer, err := pod.exec(t.Context(), app, "/podapp", "get", "http://"+pod.addresses[0].String()+":8080/")
-	if err != nil || !strings.HasPrefix(answer, "200 through=[] host=web") {
-		t.Errorf("answered %q (%v)", answer, err)
+// get asks from within a pod, and gives the answer, or why there is none.
+func (s *sandbox) get(t *testing.T, container, address string) string {
+	t.Helper()
+	answer, err := s.exec(t.Context(), container, "/podapp", "get", "http://"+address+"/")
+	if err != nil {
+		return err.Error()
 	}
-	if err := pod.remove(t.Context()); err != nil {
-		t.Error(err)
+	return strings.TrimSpace(answer)
+}
+
+func (s *sandbox) at(i, port int) string {
+	return net.JoinHostPort(s.addresses[i].String(), fmt.Sprint(port))
+}
+
+func TestTrafficOfARealPodGoesThroughARealEnvoy(t *testing.T) {
+	n := newNode(t, chained)
+	agent := n.startAgent(t)
+	agent.knows(meshPod("web", "traffic.sidecar.istio.io/excludeOutboundPorts", "9090", "traffic.sidecar.istio.io/excludeInboundPorts", "9090"),
+		plainPod("db"))
+	web, db := n.mustRun(t, meshPod("web")), n.mustRun(t, plainPod("db"))
+	web.startEnvoy(t, "0.0.0.0", "127.0.0.6")
+	serve := func(s *sandbox, port int) string {
+		return s.start(t, container{name: fmt.Sprintf("app%d", port), args: []string{"/podapp", "serve", fmt.Sprintf(":%d", port)}, user: 1000})
+	}
+	webApp, dbApp := serve(web, 8080), serve(db, 8080)
+	serve(web, 9090)
+	serve(db, 9090)
+	testenv.Eventually(t, "Envoy is at work", func() error {
+		if answer := db.get(t, dbApp, web.at(0, 8080)); !strings.HasPrefix(answer, "200") {
+			return errors.New(answer)
+		}
+		return nil
+	})
+	for _, c := range []struct {
+		name, answer, want string
+	}{
+		{"out of the pod", web.get(t, webApp, db.at(0, 8080)), "200 through=[outbound] host=db remote=" + web.addresses[0].String()},
+		{"into the pod", db.get(t, dbApp, web.at(0, 8080)), "200 through=[inbound] host=web remote=127.0.0.6"},
+		{"to the pod's own address", web.get(t, webApp, web.at(0, 8080)), "200 through=[] host=web"},
+		{"to the pod's own loopback", web.get(t, webApp, "127.0.0.1:8080"), "200 through=[] host=web remote=127.0.0.1"},
+		{"out, to an excluded port", web.get(t, webApp, db.at(0, 9090)), "200 through=[] host=db remote=" + web.addresses[0].String()},
+		{"in, to an excluded port", db.get(t, dbApp, web.at(0, 9090)), "200 through=[] host=web remote=" + db.addresses[0].String()},
+		{"within a pod that is not captured", db.get(t, dbApp, db.at(0, 8080)), "200 through=[] host=db"},
+	} {
+		if !strings.HasPrefix(c.answer, c.want) {
+			t.Errorf("%s: %s, want %s", c.name, c.answer, c.want)
+		}
+	}
+	for _, s := range []*sandbox{web, db} {
+		if err := s.remove(t.Context()); err != nil {
+			t.Errorf("the end of a pod: %v", err)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(n.dir, "ipam/pods/10.88.*")); len(left) != 0 {
+		t.Errorf("addresses are left: %v", left)
+	}
+}
+
+func TestPodThatCannotBeProtectedDoesNotStartAndSaysWhy(t *testing.T) {
+	n := newNode(t, chained)
+	if _, err := n.run(t.Context(), meshPod("early")); err == nil ||
+		!strings.Contains(err.Error(), "cannot learn whether pod shop/early has a sidecar") || !strings.Contains(err.Error(), "Remedy: see that the node agent runs") {
+		t.Errorf("without a node agent: %v", err)
+	}
+	agent := n.startAgent(t)
+	agent.knows(meshPod("bad", "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.1/8"))
+	if _, err := n.run(t.Context(), meshPod("bad")); err == nil || !strings.Contains(err.Error(), `"10.0.0.1/8" has host bits: write 10.0.0.0/8`) {
+		t.Errorf("with a bad annotation: %v", err)
+	}
+	if last := agent.results; len(last) == 0 || last[0].Outcome != "failed" {
+		t.Errorf("the agent was told %+v", last)
+	}
+	if ready := n.sandboxes(t.Context()); ready != 0 {
+		t.Errorf("%d sandboxes are ready", ready)
+	}
+	agent.knows(meshPod("bad"))
+	if _, err := n.run(t.Context(), meshPod("bad")); err != nil {
+		t.Errorf("once it is mended: %v", err)
+	}
+}
+
+// sandboxes counts those that are ready.
+func (n *node) sandboxes(ctx context.Context) int {
+	list, err := n.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
+		State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY}}})
+	if err != nil {
+		return -1
+	}
+	return len(list.Items)
+}
+
+func TestPodEndsAlthoughThePluginIsBroken(t *testing.T) {
+	n := newNode(t, chained)
+	n.startAgent(t).knows(meshPod("web"))
+	web := n.mustRun(t, meshPod("web"))
+	list := filepath.Join(n.dir, "cni/net.d/10-pods.conflist")
+	text, err := os.ReadFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(list, []byte(strings.Replace(string(text), `"log_file"`, `"ipv6":"nonsense","log_file"`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := web.remove(t.Context()); err != nil {
+		t.Errorf("the end of the pod: %v", err)
 	}
 }
