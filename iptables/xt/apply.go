@@ -7,6 +7,7 @@ import (
 	"reflect"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nslock"
 )
 
 // change is one table of one tool that is to be turned from one state into another, by one iptables-restore.
@@ -20,45 +21,46 @@ type change struct {
 // Apply replaces what is in force. Where more than one table of a family changes, new connections wait meanwhile.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	if rules == nil {
-		rules = &iptables.RuleSet{}
+		return errors.New("there is no rule set to apply; Clean takes away what is there")
 	}
-	if rules.Routing != nil && b.cfg.Routing == nil {
-		return errors.New("the rules need routing, which this back end was made without")
+	return b.replace(ctx, iptables.Canonical(rules))
+}
+
+// Clean takes away our rules of every flavour and family, the tables that we made, and our routing.
+func (b *Backend) Clean(ctx context.Context) error { return b.replace(ctx, &iptables.RuleSet{}) }
+
+func (b *Backend) replace(ctx context.Context, rules *iptables.RuleSet) error {
+	release, err := nslock.Hold(ctx, b.cfg.NetNS)
+	if err != nil {
+		return err
 	}
+	defer release()
 	before, err := b.look(ctx)
 	if err != nil {
 		return err
 	}
 	undone := &undoing{b: b}
-	if err := b.applyOver(ctx, before, rules, undone); err != nil {
+	if err := b.replaceOver(ctx, before, rules, undone); err != nil {
 		return errors.Join(err, undone.run(ctx))
 	}
 	return b.liftLeft(ctx, before)
 }
 
-func (b *Backend) applyOver(ctx context.Context, before sight, rules *iptables.RuleSet, undone *undoing) error {
-	if rules.Routing != nil { // marked packets need it from the first on
-		if err := b.route(ctx, rules.Routing, undone); err != nil {
-			return err
-		}
+// replaceOver adds what routing needs before the rules that use it, and takes away what it no longer needs after them.
+func (b *Backend) replaceOver(ctx context.Context, before sight, rules *iptables.RuleSet, undone *undoing) error {
+	undoAdd, err := b.routes.Add(rules.Routing, rules.Families)
+	if err != nil {
+		return fmt.Errorf("add what transparent proxying needs: %w", err)
 	}
+	undone.routing = undoAdd
 	for _, family := range families {
 		if err := b.applyFamily(ctx, before, rules, family, undone); err != nil {
 			return err
 		}
 	}
-	if rules.Routing == nil && b.cfg.Routing != nil {
-		return b.route(ctx, nil, undone)
+	if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
+		return fmt.Errorf("remove routing of before: %w", err)
 	}
-	return nil
-}
-
-func (b *Backend) route(ctx context.Context, want *iptables.Routing, undone *undoing) error {
-	undo, err := b.cfg.Routing.Apply(ctx, want)
-	if err != nil {
-		return fmt.Errorf("routing: %w", err)
-	}
-	undone.routing = undo
 	return nil
 }
 
@@ -185,6 +187,9 @@ func (b *Backend) execute(ctx context.Context, changes []change, undone *undoing
 		undone.lift = lift
 	}
 	for _, c := range changes {
+		if err := b.inject(fmt.Sprintf("table %s of %s", c.table, c.tool)); err != nil {
+			return err
+		}
 		if err := b.restore(ctx, c.tool, transaction(c.table, c.from, c.to)); err != nil {
 			return fmt.Errorf("table %s: %w", c.table, err)
 		}
@@ -194,6 +199,13 @@ func (b *Backend) execute(ctx context.Context, changes []change, undone *undoing
 		}
 	}
 	return undone.liftGuard(ctx)
+}
+
+func (b *Backend) inject(step string) error {
+	if b.cfg.Inject == nil {
+		return nil
+	}
+	return b.cfg.Inject(step)
 }
 
 func needsGuard(changes []change) bool {
@@ -212,6 +224,3 @@ func (b *Backend) restore(ctx context.Context, t tool, text string) error {
 	_, err := b.ns.run(ctx, text, t.restore, args...)
 	return err
 }
-
-// Clean takes away our rules of every flavour and family, the tables that we made, and our routing.
-func (b *Backend) Clean(ctx context.Context) error { return b.Apply(ctx, nil) }

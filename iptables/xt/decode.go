@@ -246,5 +246,6 @@ func (d *decoder) states() error {
 			return fmt.Errorf("%w: state %s", errNoWords, word)
 		}
 	}
+	slices.Sort(d.rule.Match.States) // the kernel has them in an order of its own
 	return nil
 }

@@ -22,13 +22,16 @@ const (
 	outputLimit  = 16 << 20
 )
 
-// run runs a program of iptables in the namespace. Its lock is one for each network namespace, as the rules are: that of
-// the whole host would have us wait for whoever works on other namespaces.
+// ownLock is a file that every process has for itself. The lock of iptables-legacy is by default one for the whole host,
+// where we would wait for whoever works on other namespaces; that of the namespace itself is held by us already.
+const ownLock = "/proc/self/comm"
+
+// run runs a program of iptables in the namespace.
 func (n namespace) run(ctx context.Context, input, path string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "XTABLES_LOCKFILE=/proc/self/ns/net"}
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "XTABLES_LOCKFILE=" + ownLock}
 	cmd.Stdin = strings.NewReader(input)
 	var out, trouble bounded
 	cmd.Stdout, cmd.Stderr = &out, &trouble

@@ -1,7 +1,7 @@
 package xt
 
 import (
-	"context"
+	"fmt"
 	"net/netip"
 	"os/exec"
 	"regexp"
@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
@@ -30,29 +31,12 @@ func backend(t testing.TB, ns *testns.Namespace, flavour Flavour) *Backend {
 	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
 		t.Skip("iptables is not installed; scripts/iptables.sh does that")
 	}
-	b, err := New(t.Context(), Config{NetNS: int(ns.Handle), Flavour: flavour, Routing: &fakeRouting{}})
+	b, err := New(t.Context(), Config{NetNS: int(ns.Handle), Flavour: flavour})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
-
-// fakeRouting keeps what it is told.
-type fakeRouting struct {
-	now *iptables.Routing
-	err error
-}
-
-func (f *fakeRouting) Apply(_ context.Context, want *iptables.Routing) (func() error, error) {
-	if f.err != nil {
-		return nil, f.err
-	}
-	was := f.now
-	f.now = want
-	return func() error { f.now = was; return nil }, nil
-}
-
-func (f *fakeRouting) Read(context.Context) (*iptables.Routing, error) { return f.now, nil }
 
 func apply(t testing.TB, b *Backend, rules *iptables.RuleSet) {
 	t.Helper()
@@ -76,7 +60,7 @@ func wordy() *iptables.RuleSet {
 		many = append(many, iptables.PortRange{First: 100 + p, Last: 100 + p})
 	}
 	v := func(a iptables.Action) iptables.Verdict { return iptables.Verdict{Action: a} }
-	return &iptables.RuleSet{Families: iptables.BothFamilies, Chains: []iptables.Chain{
+	return &iptables.RuleSet{Families: iptables.BothFamilies, Routing: &iptables.Routing{Mark: 1337, Table: 133, Priority: 1337, LoopbackAddresses: prefixes("::6/128")}, Chains: []iptables.Chain{
 		{Table: iptables.Raw, Name: "raw_output", Hook: iptables.Output, Rules: []iptables.Rule{
 			{ID: "zone/one", Match: iptables.Match{Protocol: iptables.UDP, DestinationPorts: []iptables.PortRange{{First: 53, Last: 53}}, UIDs: []uint32{1337}},
 				Verdict: iptables.Verdict{Action: iptables.Zone, ZoneID: 1}},
@@ -125,22 +109,6 @@ func wordy() *iptables.RuleSet {
 	}}
 }
 
-// sorted has the chains in an order that does not hang on who made them.
-func sorted(r *iptables.RuleSet) *iptables.RuleSet {
-	out := *r
-	out.Chains = slices.Clone(r.Chains)
-	for i := range out.Chains {
-		out.Chains[i].Rules = slices.Clone(out.Chains[i].Rules)
-		for j := range out.Chains[i].Rules {
-			out.Chains[i].Rules[j].Reason = ""
-		}
-	}
-	slices.SortFunc(out.Chains, func(a, b iptables.Chain) int {
-		return strings.Compare(string(a.Table)+a.Name, string(b.Table)+b.Name)
-	})
-	return &out
-}
-
 // everything is all that the namespace holds: both flavours, both families, and the bare tables of nftables.
 func everything(t testing.TB, ns *testns.Namespace) string {
 	t.Helper()
@@ -170,6 +138,29 @@ func everything(t testing.TB, ns *testns.Namespace) string {
 	}
 	for _, table := range all {
 		b.WriteString("table " + table.Name + " COMMIT\n")
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		ns.Links(t, func(h *netlink.Handle) error {
+			rules, err := h.RuleList(family)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				fmt.Fprintf(&b, "rule %s COMMIT\n", r)
+			}
+			routes, err := h.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+			if err != nil {
+				return err
+			}
+			for _, r := range routes {
+				fmt.Fprintf(&b, "route %s COMMIT\n", r)
+			}
+			all, err := h.AddrList(nil, family)
+			for _, a := range all {
+				fmt.Fprintf(&b, "address %s COMMIT\n", a.IPNet)
+			}
+			return err
+		})
 	}
 	blocks := strings.SplitAfter(volatile.ReplaceAllString(b.String(), ""), "COMMIT\n")
 	slices.Sort(blocks) // a table that went and came again stands last

@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
 // undoing is what was done so far, and how to bring back what was before it.
 type undoing struct {
 	b       *Backend
 	done    []change
-	routing func() error
+	routing route.Undo
 	lift    func(context.Context) error // the guard
 }
 
@@ -80,6 +81,9 @@ var guarded = []string{"INPUT", "FORWARD", "OUTPUT"}
 func (b *Backend) guard(ctx context.Context, t tool) (lift func(context.Context) error, err error) {
 	all, err := b.tablesOf(ctx, t)
 	if err != nil {
+		return nil, err
+	}
+	if err := b.inject("guard"); err != nil {
 		return nil, err
 	}
 	was := tableOf(all, guardTable)

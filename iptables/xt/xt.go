@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nslock"
+	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
 // Config says for which namespace a back end is.
@@ -18,26 +20,18 @@ type Config struct {
 	NetNS int
 	// Flavour forces one; by default each family has the one whose rules are there, or else the first that works.
 	Flavour Flavour
-	// Routing puts the rule set's routing in force (nil: takes it away), and tells how to undo that. Without it, rule sets
-	// that need routing are refused.
-	Routing Routing
 	// Logger is told what is chosen and why; nil: nobody.
 	Logger *slog.Logger
-}
-
-// Routing is what transparent proxying needs beside the rules.
-type Routing interface {
-	// Apply brings about the routing, nil being none, and gives what brings back what was.
-	Apply(ctx context.Context, want *iptables.Routing) (undo func() error, err error)
-	// Read tells what is there.
-	Read(ctx context.Context) (*iptables.Routing, error)
+	// Inject is for tests: it is called before each step of a change, which fails where it returns an error.
+	Inject func(step string) error
 }
 
 // Backend is iptables in one namespace.
 type Backend struct {
-	cfg   Config
-	ns    namespace
-	tools []tool // in the order in which they are tried
+	cfg    Config
+	ns     namespace
+	tools  []tool // in the order in which they are tried
+	routes *route.Routes
 }
 
 var _ iptables.Backend = (*Backend)(nil)
@@ -47,7 +41,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Backend{cfg: cfg, ns: namespace{cfg.NetNS}}
+	b := &Backend{cfg: cfg, ns: namespace{cfg.NetNS}, routes: route.New(route.Config{NetNS: cfg.NetNS, Inject: cfg.Inject})}
 	var troubles []error
 	for _, family := range families {
 		tools, err := find(ctx, family)
@@ -142,66 +136,72 @@ func (b *Backend) order(s sight, family iptables.Families) []tool {
 	return tools
 }
 
-// Read gives what is in force, of whichever flavour.
+// Read gives what is in force, of whichever flavour, in canonical form.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
+	release, err := nslock.Hold(ctx, b.cfg.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	s, err := b.look(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var routing *iptables.Routing
-	if b.cfg.Routing != nil {
-		if routing, err = b.cfg.Routing.Read(ctx); err != nil {
-			return nil, err
-		}
+	in := decode(s)
+	families := iptables.BothFamilies
+	if in.Rules != nil {
+		families = in.Rules.Families
 	}
-	return decode(s, routing), nil
+	routing, strange, err := b.routes.Read(families)
+	if err != nil {
+		return nil, err
+	}
+	in.Strange = append(in.Strange, strange...)
+	if in.Rules != nil {
+		in.Rules.Routing = routing
+	} else if routing != nil {
+		in.Strange = append(in.Strange, fmt.Sprintf("routing without rules: %+v", *routing))
+	}
+	in.Rules = iptables.Canonical(in.Rules)
+	return in, nil
 }
 
-func decode(s sight, routing *iptables.Routing) *iptables.Installed {
+func decode(s sight) *iptables.Installed {
 	in := &iptables.Installed{}
 	chains := map[iptables.Families][]iptables.Chain{}
 	var present iptables.Families
 	for t, all := range s {
-		for _, table := range tables {
-			found, strange := decodeTable(tableOf(all, table), t.family)
-			if len(chains[t.family]) > 0 && len(found) > 0 && hasOther(s, t) {
-				strange = append(strange, fmt.Sprintf("%s: rules of ours stand in both flavours", table))
-			}
-			chains[t.family] = append(chains[t.family], found...)
-			in.Strange = append(in.Strange, strange...)
-			if len(found) > 0 {
-				present |= t.family
-			}
+		found, strange := decodeAll(all, t.family)
+		in.Strange = append(in.Strange, strange...)
+		if len(found) == 0 {
+			continue
 		}
-		if !guardOf(tableOf(all, guardTable)).empty() {
-			in.Strange = append(in.Strange, string(guardTable)+": "+guardChain+" holds up every new connection: an apply did not end; apply again")
+		if present&t.family != 0 {
+			in.Strange = append(in.Strange, fmt.Sprintf("rules of ours stand in both flavours of %s", program(t.family)))
 		}
+		present |= t.family
+		chains[t.family] = append(chains[t.family], found...)
 	}
 	slices.Sort(in.Strange)
-	if present == 0 && routing == nil {
-		return in
-	}
-	in.Rules = &iptables.RuleSet{Families: present, Routing: routing}
 	switch present {
+	case 0:
+		return in
 	case iptables.BothFamilies:
-		in.Rules.Chains = mergeFamilies(chains[iptables.IPv4], chains[iptables.IPv6])
+		in.Rules = &iptables.RuleSet{Chains: mergeFamilies(chains[iptables.IPv4], chains[iptables.IPv6])}
 	default:
-		in.Rules.Chains = chains[present]
+		in.Rules = &iptables.RuleSet{Chains: chains[present]}
 	}
+	in.Rules.Families = present
 	return in
 }
 
-// hasOther tells whether the other flavour of the family holds rules of ours too.
-func hasOther(s sight, t tool) bool {
-	for o, all := range s {
-		if o.family != t.family || o.flavour == t.flavour {
-			continue
-		}
-		for i := range all {
-			if !ownOf(&all[i]).empty() {
-				return true
-			}
-		}
+func decodeAll(all []saved, family iptables.Families) (chains []iptables.Chain, strange []string) {
+	for _, table := range tables {
+		found, odd := decodeTable(tableOf(all, table), family)
+		chains, strange = append(chains, found...), append(strange, odd...)
 	}
-	return false
+	if !guardOf(tableOf(all, guardTable)).empty() {
+		strange = append(strange, string(guardTable)+": "+guardChain+" holds up every new connection: an apply did not end; apply again")
+	}
+	return chains, strange
 }
