@@ -71,7 +71,7 @@ func (c *compiler) limitAddresses() {
 	c.OutboundCIDRs.Listed = inFamily(c.OutboundCIDRs.Listed)
 	c.OutboundExcludeCIDRs = inFamily(c.OutboundExcludeCIDRs)
 	c.DNSServers = slices.DeleteFunc(unique(c.DNSServers), func(a netip.Addr) bool { return familyOf(a)&c.families == 0 })
-	c.dns = c.RedirectDNS && (c.CaptureAllDNS || len(c.DNSServers) > 0)
+	c.dns = c.RedirectDNS && (c.CaptureAllDNS || len(c.DNSServers) > 0) && !c.excludesDNS()
 }
 
 func unique[T comparable](list []T) []T {

@@ -89,11 +89,6 @@ func (c *compiler) uncapturedZones(n *chain) {
 	for _, name := range c.ExcludeInterfaces {
 		add("exclude-interface-"+name, Match{OutInterface: name})
 	}
-	for _, p := range c.OutboundExcludePorts {
-		if p.Contains(53) {
-			add("exclude-port-"+p.String(), Match{})
-		}
-	}
 	for _, gid := range c.ExcludeOwnerGroups {
 		add("exclude-group-"+decimal(gid), Match{GIDs: []uint32{gid}})
 	}

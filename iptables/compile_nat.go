@@ -69,7 +69,9 @@ func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 		m.DestinationPorts = []PortRange{p}
 		return m
 	}
-	n.leave("inbound/tunnel", at(PortRange{c.TunnelPort, c.TunnelPort}), "HBONE goes to Envoy's port "+portText(c.TunnelPort)+" directly")
+	if tunnel := func(p PortRange) bool { return p.Contains(c.TunnelPort) }; c.InboundPorts.All || slices.ContainsFunc(c.InboundPorts.Listed, tunnel) {
+		n.leave("inbound/tunnel", at(PortRange{c.TunnelPort, c.TunnelPort}), "HBONE goes to Envoy's port "+portText(c.TunnelPort)+" directly")
+	}
 	if !c.InboundPorts.All {
 		for _, p := range c.InboundPorts.Listed {
 			n.jump("inbound/port-"+p.String(), at(p), to, "inbound connections to "+portReason(p)+" are captured")
@@ -103,14 +105,7 @@ func (c *compiler) outputChain() *chain {
 		n.leave("outbound/exclude-interface-"+name, Match{OutInterface: name}, "traffic of the interface "+name+" is excluded")
 	}
 	for _, p := range c.OutboundExcludePorts {
-		for _, protocol := range []Protocol{TCP, UDP} {
-			n.leave("outbound/exclude-port-"+p.String()+"-"+string(protocol), Match{Protocol: protocol, DestinationPorts: []PortRange{p}},
-				"outbound traffic to "+portReason(p)+" is excluded")
-		}
-	}
-	for _, l := range c.locals() {
-		n.leave("outbound/passthrough-"+l.name, Match{OutInterface: loopback, Source: oneNet(l.passthrough)},
-			"Envoy passes an inbound connection on from "+l.passthrough.Addr().String()+"; captured again, it would come back for ever")
+		n.leave("outbound/exclude-port-"+p.String(), Match{Protocol: TCP, DestinationPorts: []PortRange{p}}, "outbound connections to "+portReason(p)+" are excluded")
 	}
 	c.proxyRules(n)
 	c.groupRules(n)
@@ -141,15 +136,23 @@ func (c *compiler) spared() []PortRange {
 const selfCallReason = "a call of the application to its own service's address comes back here through the proxy, and has to meet the inbound policy"
 
 func (c *compiler) proxyRules(n *chain) {
-	for _, o := range c.owners() {
-		for _, l := range c.locals() {
-			if !c.tproxy() { // the mangle table marks them instead, so that the source address stays
-				n.jump("outbound/self-call-"+o.name+"-"+l.name, c.selfCall(l, o), chainInRedirect, selfCallReason)
-			}
-		}
+	if !c.tproxy() { // otherwise the mangle table marks them, so that the source address stays
+		c.selfCalls(n)
 	}
 	for _, o := range c.owners() {
 		n.leave("outbound/proxy-"+o.name, o.match, "the proxy's own traffic is not captured again")
+	}
+}
+
+func (c *compiler) selfCalls(n *chain) {
+	for _, l := range c.locals() {
+		n.leave("outbound/passthrough-"+l.name, Match{OutInterface: loopback, Source: oneNet(l.passthrough)},
+			"Envoy passes an inbound connection on from "+l.passthrough.Addr().String()+"; captured again, it would come back for ever")
+	}
+	for _, o := range c.owners() {
+		for _, l := range c.locals() {
+			n.jump("outbound/self-call-"+o.name+"-"+l.name, c.selfCall(l, o), chainInRedirect, selfCallReason)
+		}
 	}
 }
 
@@ -166,11 +169,12 @@ func (c *compiler) groupRules(n *chain) {
 // localRules keep within the pod what one application says to another.
 func (c *compiler) localRules(n *chain) {
 	for _, l := range c.locals() {
-		n.leave("outbound/localhost-"+l.name, Match{Destination: oneNet(l.loopback)}, "the application means its own localhost")
-		if c.includesLoopback(familyOf(l.loopback.Addr())) {
-			continue
+		f := familyOf(l.loopback.Addr())
+		if c.includesLoopback(f) {
+			n.leave("outbound/localhost-"+l.name, Match{Destination: oneNet(l.loopback)}, "the application means its own localhost")
+		} else {
+			n.leave("outbound/local-"+l.name, Match{Families: f, OutInterface: loopback}, "traffic from one application of the pod to another stays within it")
 		}
-		n.leave("outbound/local-"+l.name, Match{Families: familyOf(l.loopback.Addr()), OutInterface: loopback}, "traffic from one application of the pod to another stays within it")
 	}
 }
 

@@ -6,7 +6,6 @@ import "slices"
 // are of the filter table, where alone every back end can refuse.
 func (c *compiler) refusal() []Chain {
 	f := *c
-	f.Options.Interception = RedirectMode
 	f.families, f.refused = c.refused, 0
 	f.OutboundCIDRs, f.OutboundExcludeCIDRs, f.DNSServers = c.asked.OutboundCIDRs, c.asked.OutboundExcludeCIDRs, c.asked.DNSServers
 	f.limitAddresses()
@@ -17,7 +16,10 @@ func (c *compiler) refusal() []Chain {
 	for _, name := range f.VirtualInterfaces {
 		through.jump("refuse/hook-virtual-"+name, Match{InInterface: name, States: fresh}, chainVirtual, "what comes in from "+name+" is outbound traffic")
 	}
-	chains := []*chain{f.redirectChain(), f.inRedirectChain(), f.dnsChain(), f.inboundChain(), f.virtualChain(), f.outputChain()}
+	f.Interception = RedirectMode
+	inbound := f.inboundChain()
+	f.Interception = TProxyMode // in which the proxy's own calls are let go
+	chains := []*chain{f.redirectChain(), f.inRedirectChain(), f.dnsChain(), inbound, f.virtualChain(), f.outputChain()}
 	for _, n := range chains {
 		refuse(n)
 	}
@@ -29,7 +31,6 @@ func (c *compiler) refusal() []Chain {
 // refuse turns a chain that redirects into one that refuses. What the proxy sends, to itself too, is left alone.
 func refuse(n *chain) {
 	n.Table = Filter
-	n.Rules = slices.DeleteFunc(n.Rules, func(r Rule) bool { return r.Verdict.Chain == chainInRedirect && n.Name == chainOutput })
 	for i := range n.Rules {
 		r := &n.Rules[i]
 		r.ID = "refuse/" + r.ID

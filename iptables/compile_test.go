@@ -42,7 +42,7 @@ func TestTheUsualOptionsOfAnInjectedPodComeToTheseRules(t *testing.T) {
 	rules := compiled(t, flagInbound, "*", flagInboundExclude, "15090,15021,15020", flagCIDRs, "*")
 	want := map[string]string{
 		"nat ISTIO_INBOUND":     "inbound/tunnel inbound/exclude-port-15090 inbound/exclude-port-15021 inbound/exclude-port-15020 inbound/all",
-		"nat ISTIO_OUTPUT":      "outbound/passthrough-ipv4 outbound/self-call-uid-1337-ipv4 outbound/self-call-gid-1337-ipv4 outbound/proxy-uid-1337 outbound/proxy-gid-1337 outbound/localhost-ipv4 outbound/local-ipv4 outbound/all",
+		"nat ISTIO_OUTPUT":      "outbound/passthrough-ipv4 outbound/self-call-uid-1337-ipv4 outbound/self-call-gid-1337-ipv4 outbound/proxy-uid-1337 outbound/proxy-gid-1337 outbound/local-ipv4 outbound/all",
 		"nat ISTIO_REDIRECT":    "redirect/outbound",
 		"nat nat_prerouting":    "hook/nat-inbound",
 		"nat nat_output":        "hook/nat-outbound",
@@ -61,19 +61,19 @@ func TestTheUsualOptionsOfAnInjectedPodComeToTheseRules(t *testing.T) {
 
 // Both back ends rely on these.
 func TestRulesKeepTheFormThatBackEndsRelyOn(t *testing.T) {
-	for name, rules := range samples(t) {
+	for name, rules := range manySets(t) {
 		t.Run(name, func(t *testing.T) { checkForm(t, rules) })
 	}
 }
 
-func samples(t *testing.T) map[string]*RuleSet {
+func manySets(t *testing.T) map[string]*RuleSet {
 	all := map[string]*RuleSet{}
 	for _, mode := range []string{"REDIRECT", "TPROXY"} {
 		for _, ipv6 := range []string{"capture", "reject", "pass"} {
 			for _, dns := range []string{"false", "true"} {
 				all[fmt.Sprint(mode, " ", ipv6, " dns ", dns)] = compiled(t, flagMode, mode, flagIPv6, ipv6, flagRedirectDNS, dns,
 					flagInbound, "80,90-99", flagCIDRs, "10.0.0.0/8,fd00::/8", flagExcludeCIDRs, "10.1.0.0/16,fd00:1::/32", flagOutbound, "3306",
-					flagOutboundExclude, "53,7000-7010", flagInterfaces, "eth9", flagVirtual, "vif0,vif1", flagUID, "1337,0", flagGID, "1337,5",
+					flagOutboundExclude, "54,7000-7010", flagInterfaces, "eth9", flagVirtual, "vif0,vif1", flagUID, "1337,0", flagGID, "1337,5",
 					flagDNSServers, "10.0.0.10,fd00::10", flagDropInvalid, "true", envGroups, "10,11", envExcludeGroups, "12")
 			}
 		}

@@ -42,27 +42,57 @@ type Explanation struct {
 
 // Explain walks the packet through the rules as the kernel does.
 func Explain(rules *RuleSet, p Packet) Explanation {
-	w := walk{rules: rules, packet: p}
-	w.p = &w.packet
+	w := walk{rules: rules, index: newIndex(rules), packet: p}
 	w.run()
 	w.e.Mark = w.packet.Mark
 	w.e.Why = w.why()
 	return w.e
 }
 
+// place is a rule in its chain.
+type place struct {
+	chain *Chain
+	rule  *Rule
+}
+
 // walk is one packet's way. Only a copy of the packet changes.
 type walk struct {
 	rules  *RuleSet
+	index  index
 	packet Packet
-	p      *Packet
+	p      *Packet // packet
 	e      Explanation
 	ended  bool
+	quiet  bool // steps are of no interest
 	// left are the rules by which the packet left chains, callers the rules that led to where it is.
-	left    []*Step
+	left    []place
 	callers []*Rule
 }
 
+// index finds chains.
+type index map[indexKey][]*Chain
+
+type indexKey struct {
+	table Table
+	hook  Hook   // of base chains
+	name  string // of the others
+}
+
+func newIndex(rules *RuleSet) index {
+	x := make(index, len(rules.Chains))
+	for i := range rules.Chains {
+		c := &rules.Chains[i]
+		key := indexKey{c.Table, c.Hook, ""}
+		if c.Hook == "" {
+			key.name = c.Name
+		}
+		x[key] = append(x[key], c)
+	}
+	return x
+}
+
 func (w *walk) run() {
+	w.p = &w.packet
 	w.e.End = Passes
 	if w.rules.Families&w.p.Family() == 0 {
 		return
@@ -87,10 +117,8 @@ func (w *walk) hooks(h Hook, tables ...Table) {
 		if w.ended || t == NAT && w.p.state() != New {
 			continue
 		}
-		for i := range w.rules.Chains {
-			if c := &w.rules.Chains[i]; c.Table == t && c.Hook == h {
-				w.chain(c, h, 0)
-			}
+		for _, c := range w.index[indexKey{t, h, ""}] {
+			w.chain(c, h, 0)
 		}
 	}
 }
@@ -103,7 +131,9 @@ func (w *walk) chain(c *Chain, h Hook, depth int) bool {
 	for i := range c.Rules {
 		r := &c.Rules[i]
 		missed := r.Match.misses(w.p, h, w.rules.Families)
-		w.e.Steps = append(w.e.Steps, Step{Table: c.Table, Chain: c.Name, Rule: r, Missed: missed})
+		if !w.quiet {
+			w.e.Steps = append(w.e.Steps, Step{Table: c.Table, Chain: c.Name, Rule: r, Missed: missed})
+		}
 		if missed != "" {
 			continue
 		}
@@ -111,7 +141,7 @@ func (w *walk) chain(c *Chain, h Hook, depth int) bool {
 		case !on:
 			return false
 		case returned:
-			w.left = append(w.left, &Step{Table: c.Table, Chain: c.Name, Rule: r})
+			w.left = append(w.left, place{c, r})
 			return true
 		}
 	}
@@ -153,12 +183,12 @@ func (w *walk) verdict(c *Chain, r *Rule, h Hook, depth int) (on, returned bool)
 }
 
 func (w *walk) jump(c *Chain, r *Rule, h Hook, depth int) bool {
-	to := slices.IndexFunc(w.rules.Chains, func(to Chain) bool { return to.Table == c.Table && to.Name == r.Verdict.Chain })
-	if to < 0 || depth == maxDepth {
+	to := w.index[indexKey{c.Table, "", r.Verdict.Chain}]
+	if len(to) == 0 || depth == maxDepth {
 		return true
 	}
 	w.callers = append(w.callers, r)
-	on := w.chain(&w.rules.Chains[to], h, depth+1)
+	on := w.chain(to[0], h, depth+1)
 	w.callers = w.callers[:len(w.callers)-1]
 	return on
 }
@@ -185,11 +215,11 @@ func (w *walk) decider(c *Chain, r *Rule) *Rule {
 func (w *walk) letGo() *Rule {
 	var last *Rule
 	for _, s := range w.left {
-		if s.Table == NAT {
-			return s.Rule
+		if s.chain.Table == NAT {
+			return s.rule
 		}
-		if s.Table == Mangle && s.Chain == chainInbound || s.Table == Filter {
-			last = s.Rule
+		if s.chain.Table == Mangle && s.chain.Name == chainInbound || s.chain.Table == Filter {
+			last = s.rule
 		}
 	}
 	return last

@@ -164,10 +164,17 @@ func (o *Options) Warnings() []string {
 	if o.RedirectDNS && !o.CaptureAllDNS && len(o.DNSServers) == 0 {
 		w = append(w, "DNS is not captured: resolv.conf names no resolver; set --"+flagCaptureAllDNS+" to capture every resolver's")
 	}
+	if o.RedirectDNS && o.excludesDNS() {
+		w = append(w, "DNS is not captured: --"+flagOutboundExclude+" excludes port 53")
+	}
 	if o.RedirectDNS && captured&IPv6 == 0 && slices.ContainsFunc(o.DNSServers, netip.Addr.Is6) && !o.CaptureAllDNS {
 		w = append(w, "questions to resolvers with IPv6 addresses are not captured, as IPv6 is not")
 	}
 	return w
+}
+
+func (o *Options) excludesDNS() bool {
+	return slices.ContainsFunc(o.OutboundExcludePorts, func(p PortRange) bool { return p.Contains(53) })
 }
 
 func joined[T any](list []T, text func(T) string) string {

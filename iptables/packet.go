@@ -55,27 +55,39 @@ func (m *Match) misses(p *Packet, hook Hook, of Families) string {
 	if m.Families != 0 {
 		families = m.Families
 	}
-	for _, c := range []struct {
-		holds bool
-		why   string
-	}{
-		{families&p.Family() != 0, "another address family"},
-		{m.Protocol == AnyProtocol || m.Protocol == p.Protocol, "another protocol"},
-		{m.interfaces(p, hook), "another interface"},
-		{within(m.Source, m.NotSource, p.From.Addr()), "another source"},
-		{within(m.Destination, m.NotDestination, p.To.Addr()), "another destination"},
-		{anyPort(m.SourcePorts, false, p.From.Port()), "another source port"},
-		{anyPort(m.DestinationPorts, m.NotDestinationPorts, p.To.Port()), "another port"},
-		{owned(m.UIDs, m.NotUIDs, p.UID), "another user"},
-		{owned(m.GIDs, m.NotGIDs, p.GID), "another group"},
-		{marked(m.Mark, m.NotMark, p.Mark), "another mark"},
-		{marked(m.ConnMark, false, p.ConnMark), "another mark of the connection"},
-		{len(m.States) == 0 || slices.Contains(m.States, p.state()), "another state of the connection"},
-		{!m.Socket || p.Socket, "no process here holds the connection"},
-	} {
-		if !c.holds {
-			return c.why
-		}
+	switch {
+	case families&p.Family() == 0:
+		return "another address family"
+	case m.Protocol != AnyProtocol && m.Protocol != p.Protocol:
+		return "another protocol"
+	case !m.interfaces(p, hook):
+		return "another interface"
+	case !within(m.Source, m.NotSource, p.From.Addr()):
+		return "another source"
+	case !within(m.Destination, m.NotDestination, p.To.Addr()):
+		return "another destination"
+	case !anyPort(m.SourcePorts, false, p.From.Port()):
+		return "another source port"
+	case !anyPort(m.DestinationPorts, m.NotDestinationPorts, p.To.Port()):
+		return "another port"
+	}
+	return m.missesOwnerOrState(p)
+}
+
+func (m *Match) missesOwnerOrState(p *Packet) string {
+	switch {
+	case !owned(m.UIDs, m.NotUIDs, p.UID):
+		return "another user"
+	case !owned(m.GIDs, m.NotGIDs, p.GID):
+		return "another group"
+	case !marked(m.Mark, m.NotMark, p.Mark):
+		return "another mark"
+	case !marked(m.ConnMark, false, p.ConnMark):
+		return "another mark of the connection"
+	case len(m.States) > 0 && !slices.Contains(m.States, p.state()):
+		return "another state of the connection"
+	case m.Socket && !p.Socket:
+		return "no process here holds the connection"
 	}
 	return ""
 }

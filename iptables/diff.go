@@ -1,0 +1,270 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// DifferenceKind says how what is in force differs from what should be.
+type DifferenceKind string
+
+// The kinds of differences.
+const (
+	Missing DifferenceKind = "missing"
+	Extra   DifferenceKind = "extra"
+	Changed DifferenceKind = "changed"
+	Moved   DifferenceKind = "moved"   // to another place of its chain
+	Foreign DifferenceKind = "foreign" // in our chains, and of no form that we know
+)
+
+// Difference is one thing that is not as it should be.
+type Difference struct {
+	Kind  DifferenceKind `json:"kind"`
+	Table Table          `json:"table,omitempty"`
+	Chain string         `json:"chain,omitempty"`
+	// What names the rule and the difference, in a sentence.
+	What string `json:"what"`
+	// Consequence is what packets suffer of it; "" if no packet does.
+	Consequence string `json:"consequence,omitempty"`
+}
+
+func (d Difference) String() string {
+	if d.Consequence == "" {
+		return d.What + "; it changes nothing for any packet"
+	}
+	return d.What + ": " + d.Consequence
+}
+
+// Diff compares what is in force with what should be, order included. What is wrong with each rule is told by walking
+// packets through the rules with that one thing wrong.
+func Diff(want *RuleSet, got *Installed) []Difference {
+	if got == nil || got.Rules == nil {
+		return []Difference{{Kind: Missing, What: "no rule is in force", Consequence: consequence(want, &RuleSet{Families: want.Families}, samples(want))}}
+	}
+	d := differ{want: Canonical(want), got: Canonical(got.Rules)}
+	d.chains()
+	d.routing()
+	for _, text := range got.Strange {
+		d.found = append(d.found, Difference{Kind: Foreign, What: "a rule that is not ours stands in our chains: " + text,
+			Consequence: "packets may not go where these rules say"})
+	}
+	return d.found
+}
+
+type differ struct {
+	want, got *RuleSet
+	packets   []Packet
+	outcomes  []outcome // of want
+	found     []Difference
+}
+
+func (d *differ) chains() {
+	for _, c := range d.want.Chains {
+		other, _ := find(d.got, c.Table, c.Name)
+		d.chain(c, other)
+	}
+	for _, c := range d.got.Chains {
+		if _, ok := find(d.want, c.Table, c.Name); !ok {
+			d.chain(Chain{Table: c.Table, Name: c.Name, Hook: c.Hook}, c)
+		}
+	}
+}
+
+func find(r *RuleSet, t Table, name string) (Chain, bool) {
+	for _, c := range r.Chains {
+		if c.Table == t && c.Name == name {
+			return c, true
+		}
+	}
+	return Chain{Table: t, Name: name}, false
+}
+
+// chain tells the differences of one chain.
+func (d *differ) chain(want, got Chain) {
+	lines := align(want.Rules, got.Rules)
+	for i := range lines {
+		l := &lines[i]
+		if l.both() || l.told {
+			continue
+		}
+		diff := Difference{Kind: Missing, Table: want.Table, Chain: want.Name}
+		apply := []int{i}
+		switch other := counterpart(lines, i); {
+		case other >= 0 && l.text == lines[other].text:
+			diff.Kind, diff.What = Moved, "the rule "+name(l.rule())+" stands in another place of its chain"
+			apply, lines[other].told = append(apply, other), true
+		case other >= 0:
+			old, now := l.rule(), lines[other].rule()
+			if l.want == nil {
+				old, now = now, old
+			}
+			diff.Kind, diff.What = Changed, fmt.Sprintf("the rule %s is %q in place of %q", name(old), now, old)
+			apply, lines[other].told = append(apply, other), true
+		case l.want == nil:
+			diff.Kind, diff.What = Extra, "the rule "+name(l.got)+" is too many"
+		default:
+			diff.What = "the rule " + name(l.want) + " is missing"
+		}
+		diff.Consequence = d.consequence(want, lines, apply)
+		d.found = append(d.found, diff)
+	}
+}
+
+func name(r *Rule) string {
+	if r.ID == "" {
+		return fmt.Sprintf("%q", r)
+	}
+	return r.ID
+}
+
+// line is a place of two chains that are laid side by side; one of both may be empty there.
+type line struct {
+	want, got *Rule
+	text      string // what the rule does; what it is called may differ
+	told      bool
+}
+
+func (l *line) both() bool { return l.want != nil && l.got != nil }
+
+func (l *line) rule() *Rule {
+	if l.want != nil {
+		return l.want
+	}
+	return l.got
+}
+
+// counterpart is a line where the same rule, or failing that one of the same name, stands on the other side alone.
+func counterpart(lines []line, i int) int {
+	byName := -1
+	for j := i + 1; j < len(lines); j++ {
+		a, b := &lines[i], &lines[j]
+		if b.told || b.both() || (a.want == nil) == (b.want == nil) {
+			continue
+		}
+		if a.text == b.text {
+			return j
+		}
+		if byName < 0 && a.rule().ID != "" && a.rule().ID == b.rule().ID {
+			byName = j
+		}
+	}
+	return byName
+}
+
+// align lays two chains side by side, so that as many rules as can be meet their like.
+func align(want, got []Rule) []line {
+	a, b := ruleTexts(want), ruleTexts(got)
+	length := commonLengths(a, b)
+	var lines []line
+	i, j := 0, 0
+	for i < len(a) || j < len(b) {
+		switch {
+		case i < len(a) && j < len(b) && a[i] == b[j]:
+			lines = append(lines, line{want: &want[i], got: &got[j], text: a[i]})
+			i, j = i+1, j+1
+		case j == len(b) || i < len(a) && length[i+1][j] >= length[i][j+1]:
+			lines = append(lines, line{want: &want[i], text: a[i]})
+			i++
+		default:
+			lines = append(lines, line{got: &got[j], text: b[j]})
+			j++
+		}
+	}
+	return lines
+}
+
+func ruleTexts(rules []Rule) []string {
+	texts := make([]string, len(rules))
+	for i := range rules {
+		texts[i] = rules[i].String()
+	}
+	return texts
+}
+
+// commonLengths is of each two rests of the lists how long their longest common part is.
+func commonLengths(a, b []string) [][]int {
+	length := make([][]int, len(a)+1)
+	for i := range length {
+		length[i] = make([]int, len(b)+1)
+	}
+	for i := len(a) - 1; i >= 0; i-- {
+		for j := len(b) - 1; j >= 0; j-- {
+			if a[i] == b[j] {
+				length[i][j] = length[i+1][j+1] + 1
+			} else {
+				length[i][j] = max(length[i+1][j], length[i][j+1])
+			}
+		}
+	}
+	return length
+}
+
+// consequence is that of the differences of some lines alone.
+func (d *differ) consequence(c Chain, lines []line, apply []int) string {
+	if d.packets == nil {
+		d.packets = samples(d.want, d.got)
+		d.outcomes = outcomes(d.want, d.packets)
+	}
+	changed := c
+	changed.Rules = nil
+	for i, l := range lines {
+		r := l.want
+		if slices.Contains(apply, i) {
+			r = l.got
+		}
+		if r != nil {
+			changed.Rules = append(changed.Rules, *r)
+		}
+	}
+	damaged := *d.want
+	damaged.Chains = slices.DeleteFunc(slices.Clone(d.want.Chains), func(o Chain) bool { return o.Table == c.Table && o.Name == c.Name })
+	damaged.Chains = append(damaged.Chains, changed)
+	return effects(d.packets, d.outcomes, outcomes(&damaged, d.packets))
+}
+
+func consequence(want, got *RuleSet, packets []Packet) string {
+	return effects(packets, outcomes(want, packets), outcomes(got, packets))
+}
+
+func (d *differ) routing() {
+	want, got := d.want.Routing, d.got.Routing
+	if want == nil {
+		want = &Routing{}
+	}
+	if got == nil {
+		got = &Routing{}
+	}
+	if want.Mark != got.Mark || want.Table != got.Table || want.Priority != got.Priority {
+		d.routes(want, got)
+	}
+	for _, a := range want.LoopbackAddresses {
+		if !slices.Contains(got.LoopbackAddresses, a) {
+			d.found = append(d.found, Difference{Kind: Missing, What: "lo lacks the address " + a.String(),
+				Consequence: "inbound IPv6 connections that Envoy passes on to the application would fail"})
+		}
+	}
+}
+
+func (d *differ) routes(want, got *Routing) {
+	diff := Difference{Kind: Changed, What: fmt.Sprintf("the routing of marked packets is mark %d, table %d, rule %d in place of mark %d, table %d, rule %d",
+		got.Mark, got.Table, got.Priority, want.Mark, want.Table, want.Priority),
+		Consequence: "the application's answers to inbound connections would leave the pod past the proxy"}
+	switch {
+	case got.Mark == 0:
+		diff.Kind, diff.What = Missing, fmt.Sprintf("the rule or the route for packets marked %d is missing", want.Mark)
+	case want.Mark == 0:
+		diff.Kind, diff.What = Extra, fmt.Sprintf("the routing of packets marked %d is too many", got.Mark)
+		diff.Consequence = ""
+	}
+	d.found = append(d.found, diff)
+}
+
+// Summary is the differences, a line each.
+func Summary(differences []Difference) string {
+	lines := make([]string, len(differences))
+	for i, d := range differences {
+		lines[i] = d.String()
+	}
+	return strings.Join(lines, "\n")
+}
