@@ -66,6 +66,31 @@ func (c *catcher) listen() error {
 	return nil
 }
 
+// standIns listen where a transparent proxy would, unless it does. Nothing arrives there: test packets are led on. It is
+// called on a thread in the namespace.
+func standIns(families []iptables.Families, port uint16) (all []net.Listener, err error) {
+	if port == 0 {
+		return nil, nil
+	}
+	for _, f := range families {
+		c := &catcher{lane: lane{family: f, protocol: protocolTCP}}
+		network, any := "tcp4", netip.IPv4Unspecified()
+		if f == iptables.IPv6 {
+			network, any = "tcp6", netip.IPv6Unspecified()
+		}
+		config := net.ListenConfig{Control: c.options}
+		l, err := config.Listen(context.Background(), network, netip.AddrPortFrom(any, port).String())
+		if errors.Is(err, unix.EADDRINUSE) {
+			continue
+		}
+		if err != nil {
+			return all, permission("stand in for the proxy", err)
+		}
+		all = append(all, l)
+	}
+	return all, nil
+}
+
 func portOf(a net.Addr) uint16 {
 	_, port, _ := net.SplitHostPort(a.String())
 	n, _ := strconv.ParseUint(port, 10, 16)

@@ -179,6 +179,7 @@ type session struct {
 	byToken  map[token]*attempt
 	byPort   map[flow]*attempt
 	catchers []*catcher
+	standIns []net.Listener
 	steering *steering
 	serving  sync.WaitGroup
 }
@@ -204,6 +205,9 @@ func (s *session) open(packets []Packet) error {
 			marks = append(marks, true)
 		}
 		if s.catchers, err = catchers(s.Families(), marks); err != nil {
+			return err
+		}
+		if s.standIns, err = standIns(s.Families(), s.cfg.TransparentPort); err != nil {
 			return err
 		}
 		lanes := make([]lane, len(s.catchers))

@@ -22,7 +22,10 @@ type Config struct {
 	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
 	NetNS int
 	// TransparentMark is what the namespace's rules put on packets for transparent proxying; zero: they do not do so.
+	// TransparentPort is the proxy's port for them, where the Lab stands in for a proxy that does not run: the kernel hands
+	// a packet to a socket that there is, or drops it.
 	TransparentMark iptables.Mark
+	TransparentPort uint16
 	// Timeout is how long a packet may take; it is 1 second if it is 0.
 	Timeout time.Duration
 	Log     *slog.Logger

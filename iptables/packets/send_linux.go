@@ -14,9 +14,9 @@ import (
 
 // open makes and binds the socket. It is called on a thread in the namespace, which has the packet's owner.
 func (a *attempt) open(source netip.Addr) error {
-	domain, kind := unix.AF_INET, unix.SOCK_DGRAM
+	domain, kind, any := unix.AF_INET, unix.SOCK_DGRAM, netip.IPv4Unspecified()
 	if !a.packet.Destination.Addr().Is4() {
-		domain = unix.AF_INET6
+		domain, any = unix.AF_INET6, netip.IPv6Unspecified()
 	}
 	if a.tcp() {
 		kind = unix.SOCK_STREAM
@@ -26,30 +26,33 @@ func (a *attempt) open(source netip.Addr) error {
 		return os.NewSyscallError("socket", err)
 	}
 	if !source.IsValid() {
-		source = netip.IPv4Unspecified()
-		if domain == unix.AF_INET6 {
-			source = netip.IPv6Unspecified()
-		}
+		source = any
 	}
-	if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(source, 0))); err != nil {
+	if a.port, err = a.bind(fd, source); err != nil {
 		_ = unix.Close(fd)
-		return fmt.Errorf("send from %s: %w", source, os.NewSyscallError("bind", err))
-	}
-	// A connection that is ended by a reset is forgotten at once.
-	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	bound, err := unix.Getsockname(fd)
-	if err != nil {
-		_ = unix.Close(fd)
-		return os.NewSyscallError("getsockname", err)
-	}
-	switch b := bound.(type) {
-	case *unix.SockaddrInet4:
-		a.port = uint16(b.Port)
-	case *unix.SockaddrInet6:
-		a.port = uint16(b.Port)
+		return err
 	}
 	a.socket = os.NewFile(uintptr(fd), a.packet.String())
 	return nil
+}
+
+func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
+	// A connection that is ended by a reset is forgotten at once.
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(source, 0))); err != nil {
+		return 0, fmt.Errorf("send from %s: %w", source, os.NewSyscallError("bind", err))
+	}
+	bound, err := unix.Getsockname(fd)
+	if err != nil {
+		return 0, os.NewSyscallError("getsockname", err)
+	}
+	switch b := bound.(type) {
+	case *unix.SockaddrInet4:
+		port = uint16(b.Port)
+	case *unix.SockaddrInet6:
+		port = uint16(b.Port)
+	}
+	return port, nil
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
@@ -148,8 +151,13 @@ func (s *session) arrived(t token, got Arrival) {
 
 // left is told by the wire of each frame that left the namespace.
 func (s *session) left(f frame) {
-	if a, ok := s.byPort[flow{f.protocol, f.to.Port()}]; ok && a.packet.Inbound && f.flags&(flagSYN|flagACK) == flagSYN|flagACK {
-		s.wire.proceed(a, f)
+	if a, ok := s.byPort[flow{f.protocol, f.to.Port()}]; ok && a.packet.Inbound {
+		switch {
+		case f.flags&(flagSYN|flagACK) == flagSYN|flagACK:
+			s.wire.proceed(a, f)
+		case f.flags&flagRST != 0:
+			a.end(Arrival{Where: Nowhere, Err: unix.ECONNREFUSED})
+		}
 		return
 	}
 	a, ok := s.byPort[flow{f.protocol, f.from.Port()}]
@@ -173,6 +181,9 @@ func (s *session) close() error {
 	}
 	for _, c := range s.catchers {
 		errs = append(errs, c.Close())
+	}
+	for _, l := range s.standIns {
+		errs = append(errs, l.Close())
 	}
 	s.serving.Wait()
 	if s.steering != nil {

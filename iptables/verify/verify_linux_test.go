@@ -1,0 +1,134 @@
+package verify
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func backend(t *testing.T, ns *testns.Namespace) *nft.Backend {
+	t.Helper()
+	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func compile(t *testing.T, change func(*iptables.Options)) *iptables.RuleSet {
+	t.Helper()
+	o := iptables.DefaultOptions()
+	o.DualStack = true
+	o.InboundPorts.All, o.OutboundCIDRs.All = true, true
+	o.InboundExcludePorts = []iptables.PortRange{{First: 15020, Last: 15021}, {First: 15090, Last: 15090}}
+	if change != nil {
+		change(&o)
+	}
+	rules, err := iptables.Compile(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+// choices are options that differ in what they capture.
+func choices() map[string]func(*iptables.Options) {
+	return map[string]func(*iptables.Options){
+		"all":         func(*iptables.Options) {},
+		"ipv4 only":   func(o *iptables.Options) { o.DualStack, o.IPv6 = false, iptables.IPv6Pass },
+		"no ipv6":     func(o *iptables.Options) { o.DualStack, o.IPv6 = false, iptables.IPv6Reject },
+		"transparent": func(o *iptables.Options) { o.Interception = iptables.TProxyMode },
+		"dns":         func(o *iptables.Options) { o.RedirectDNS, o.CaptureAllDNS = true, true },
+		"dns of resolvers": func(o *iptables.Options) {
+			o.RedirectDNS, o.DNSServers = true, []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00::10")}
+		},
+		"lists": func(o *iptables.Options) {
+			o.OutboundCIDRs = iptables.CIDRs{Listed: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}
+			o.OutboundExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/32")}
+			o.OutboundPorts = []iptables.PortRange{{First: 3306, Last: 3306}}
+			o.OutboundExcludePorts = []iptables.PortRange{{First: 7000, Last: 7010}}
+			o.InboundPorts = iptables.Ports{Listed: []iptables.PortRange{{First: 80, Last: 80}, {First: 8000, Last: 8010}}}
+			o.ProxyUIDs, o.ProxyGIDs = []uint32{1337, 2000}, []uint32{1337, 2001}
+		},
+		"groups": func(o *iptables.Options) {
+			o.OwnerGroups, o.ExcludeOwnerGroups = iptables.Groups{Listed: []uint32{500, 501}}, []uint32{501}
+		},
+		"everything transparent": func(o *iptables.Options) {
+			o.Interception, o.DropInvalid, o.RedirectDNS, o.CaptureAllDNS = iptables.TProxyMode, true, true, true
+			o.ExcludeInterfaces, o.VirtualInterfaces = []string{"eth7"}, []string{"vif0"}
+		},
+	}
+}
+
+func TestRulesInForceAreProven(t *testing.T) {
+	for name, change := range choices() {
+		t.Run(name, func(t *testing.T) {
+			ns := testns.New(t)
+			rules := compile(t, change)
+			b := backend(t, ns)
+			if err := b.Apply(context.Background(), rules); err != nil {
+				t.Fatal(err)
+			}
+			r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.OK() || r.Proven() < 20 {
+				t.Errorf("%v\n%s", r.Err(), r.Long())
+			}
+			t.Logf("%s\ntook %s", r.Long(), r.Took)
+		})
+	}
+}
+
+
+// without is the rule set without one of its rules.
+func without(rules *iptables.RuleSet, id string) *iptables.RuleSet {
+	damaged := *rules
+	damaged.Chains = nil
+	for _, c := range rules.Chains {
+		var kept []iptables.Rule
+		for _, r := range c.Rules {
+			if r.ID != id {
+				kept = append(kept, r)
+			}
+		}
+		c.Rules = kept
+		damaged.Chains = append(damaged.Chains, c)
+	}
+	return &damaged
+}
+
+func TestEachRuleThatIsMissingIsFoundWithItsConsequence(t *testing.T) {
+	for _, name := range []string{"all", "transparent", "lists", "dns", "dns of resolvers", "groups", "no ipv6"} {
+		rules := compile(t, choices()[name])
+		for _, c := range rules.Chains {
+			for _, r := range c.Rules {
+				t.Run(name+"/"+r.ID, func(t *testing.T) {
+					t.Parallel()
+					ns := testns.New(t)
+					b := backend(t, ns)
+					if err := b.Apply(context.Background(), without(rules, r.ID)); err != nil {
+						t.Fatal(err)
+					}
+					report, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if report.OK() {
+						t.Errorf("nothing was found\n%s", report.Long())
+					}
+					t.Logf("%d %v", len(report.Failed()), report.Err())
+				})
+			}
+		}
+	}
+}
