@@ -67,6 +67,7 @@ type plan struct {
 	options iptables.Options
 	rules   *iptables.RuleSet
 	config  *Config
+	inject  func(step string) error // in tests; nil otherwise
 }
 
 // plan finds out what has to be in force; nil where the sandbox is left alone, for which it notes the reason.
@@ -116,7 +117,11 @@ func (p *Plugin) planFor(ctx context.Context, c *call, settings *capture.Setting
 	if err != nil {
 		return nil, types.NewError(CodeBadPod, fmt.Sprintf("%s is not started, as its settings for the mesh are refused", c.args), err.Error())
 	}
-	return &plan{netns: netns, options: options, rules: rules, config: c.config}, nil
+	plan := &plan{netns: netns, options: options, rules: rules, config: c.config}
+	if p.Step != nil {
+		plan.inject = func(step string) error { p.Step(step); return nil }
+	}
+	return plan, nil
 }
 
 // find gives the pod, from where this node has its pods.

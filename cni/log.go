@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -33,7 +34,10 @@ func newJournal(out io.Writer, c *Config) *journal {
 	if err != nil {
 		level = slog.LevelInfo // validate tells
 	}
-	j := &journal{out: out, file: c.LogFile, limit: c.LogFileBytes}
+	j := &journal{out: out, limit: c.LogFileBytes}
+	if filepath.IsAbs(c.LogFile) { // the folder that a runtime starts plugins in is anyone's guess
+		j.file = c.LogFile
+	}
 	j.Logger = slog.New(slog.NewJSONHandler(j, &slog.HandlerOptions{Level: level}))
 	return j
 }

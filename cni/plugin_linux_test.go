@@ -95,7 +95,7 @@ func TestPodThatCannotBeKnownOrIsBadDoesNotStart(t *testing.T) {
 		"key of wrong type": {pod: known, extra: map[string]any{"proxy_listen_port": 70000}, code: types.ErrDecodingFailure, says: []string{"proxy_listen_port"}},
 	} {
 		h := newHost(t).withAgent(bad, replaced, known)
-		h.agent.down, h.extra = c.down, c.extra
+		h.agent.down, h.extra, h.patience = c.down, c.extra, "300ms"
 		netns := c.netns
 		if netns == "" {
 			netns = netnsPath(ns)

@@ -38,7 +38,7 @@ func addressesIn(ns *os.File) ([]netip.Addr, error) {
 }
 
 func (kernel) backend(p *plan) (iptables.Backend, error) {
-	return nft.New(nft.Config{NetNS: int(p.netns.Fd())})
+	return nft.New(nft.Config{NetNS: int(p.netns.Fd()), Inject: p.inject})
 }
 
 // apply puts the rules in force and looks whether the kernel has them as they were meant.

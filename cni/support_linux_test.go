@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,8 +23,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// crashAt makes the plugin that a test starts kill itself at one step of ADD.
+// crashAt makes the plugin that a test starts kill itself before so many steps of ADD are done.
 const crashAt = "PILOTFISH_TEST_CRASH_AT"
+
+// patience is how long the plugin that a test starts asks for a pod.
+const patience = "PILOTFISH_TEST_PATIENCE"
 
 // TestMain lets the test's own program be the plugins that runtimes start, each by its name.
 func TestMain(m *testing.M) {
@@ -36,9 +40,10 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	default:
 		p := newPlugin(time.Now())
-		p.Patience = 300 * time.Millisecond
-		p.Step = func(name string) {
-			if name == os.Getenv(crashAt) {
+		p.Patience, _ = time.ParseDuration(os.Getenv(patience))
+		steps := 0
+		p.Step = func(string) {
+			if steps++; strconv.Itoa(steps) == os.Getenv(crashAt) {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			}
 		}
@@ -53,11 +58,12 @@ func primaryResult(version string) string {
 
 // host is a node for the plugin: folders, an agent, and a way to start it.
 type host struct {
-	t     testing.TB
-	dir   string
-	bin   string
-	agent *fakeAgent
-	extra map[string]any // of the plugin's configuration
+	t        testing.TB
+	dir      string
+	bin      string
+	agent    *fakeAgent
+	extra    map[string]any // of the plugin's configuration
+	patience string
 }
 
 func newHost(t testing.TB) *host {
@@ -131,7 +137,7 @@ func runtimeConf(p *agentapi.Pod, ns *testns.Namespace) *libcni.RuntimeConf {
 func (h *host) call(command string, p *agentapi.Pod, netns string, config []byte, env ...string) (answer cniAnswer) {
 	h.t.Helper()
 	cmd := exec.Command(filepath.Join(h.bin, "pilotfish-cni"))
-	cmd.Env = append(env, "CNI_COMMAND="+command, "CNI_CONTAINERID=c-"+p.Metadata.Name, "CNI_NETNS="+netns, "CNI_IFNAME=eth0",
+	cmd.Env = append(env, patience+"="+h.patience, "CNI_COMMAND="+command, "CNI_CONTAINERID=c-"+p.Metadata.Name, "CNI_NETNS="+netns, "CNI_IFNAME=eth0",
 		"CNI_PATH="+h.bin, fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s",
 			p.Metadata.Namespace, p.Metadata.Name, p.Metadata.UID))
 	cmd.Stdin = bytes.NewReader(config)

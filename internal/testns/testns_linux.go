@@ -1,6 +1,7 @@
 package testns
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,13 +24,9 @@ func New(t testing.TB) *Namespace {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make network namespaces")
 	}
-	n := &Namespace{Handle: -1}
-	err := onThread(func() (err error) {
-		n.Handle, err = netns.New()
-		return err
-	})
+	n, err := Make()
 	if err != nil {
-		t.Fatalf("a network namespace: %v", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = n.Handle.Close() })
 	n.Links(t, func(h *netlink.Handle) error {
@@ -40,6 +37,19 @@ func New(t testing.TB) *Namespace {
 		return h.LinkSetUp(lo)
 	})
 	return n
+}
+
+// Make makes a namespace in which everything is down, and which ends when its handle is closed: for tests of very many.
+func Make() (*Namespace, error) {
+	n := &Namespace{Handle: -1}
+	err := onThread(func() (err error) {
+		n.Handle, err = netns.New()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("a network namespace: %w", err)
+	}
+	return n, nil
 }
 
 // onThread runs f on a thread that ends with it: the thread's namespace is no longer what Go takes it for.

@@ -1,0 +1,138 @@
+package cni
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+)
+
+// inForce gives what rules a namespace has.
+func inForce(t testing.TB, ns *testns.Namespace) *iptables.RuleSet {
+	t.Helper()
+	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := b.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.Rules
+}
+
+// A plugin that is killed leaves what was there before or what it was to bring about, never a part; and the next ADD of the
+// same sandbox brings it about.
+func TestKilledPluginLeavesTheOldStateOrTheNew(t *testing.T) {
+	for _, mode := range []string{"REDIRECT", "TPROXY"} {
+		t.Run(mode, func(t *testing.T) {
+			pod := meshPod("web")
+			pod.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = mode
+			h := newHost(t).withAgent(pod)
+			fresh := podNetwork(t, "10.9.0.5/24")
+			if answer := h.call("ADD", pod, netnsPath(fresh), h.withPrevious("1.0.0")); answer.err != nil {
+				t.Fatal(answer.out)
+			}
+			whole := inForce(t, fresh)
+			step := 1
+			for ; step < 50 && h.killedAt(pod, step, whole); step++ {
+			}
+			if want := map[string]int{"REDIRECT": 4, "TPROXY": 6}[mode]; step <= want {
+				t.Errorf("there are %d steps only, fewer than %d", step-1, want)
+			}
+			left, err := filepath.Glob(filepath.Join(h.dir, "*"))
+			if err != nil || !slices.Equal(left, []string{h.bin, filepath.Join(h.dir, "pilotfish-cni.sock")}) {
+				t.Errorf("files are left: %v (%v)", left, err)
+			}
+		})
+	}
+}
+
+// killedAt kills one ADD in a new sandbox before a step, and looks at what is there then. It tells whether there is such a
+// step.
+func (h *host) killedAt(pod *agentapi.Pod, step int, whole *iptables.RuleSet) bool {
+	h.t.Helper()
+	ns := podNetwork(h.t, "10.9.0.5/24")
+	answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0"), fmt.Sprintf("%s=%d", crashAt, step))
+	if answer.err == nil {
+		return false
+	}
+	if answer.out != "" {
+		h.t.Errorf("step %d: the plugin answered, and was not killed: %s", step, answer.out)
+	}
+	if got := inForce(h.t, ns); got != nil && !reflect.DeepEqual(got, whole) {
+		h.t.Errorf("step %d: a part is in force: %+v", step, got)
+	}
+	if answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil {
+		h.t.Errorf("step %d: the next ADD: %s", step, answer.out)
+	}
+	if got := inForce(h.t, ns); !reflect.DeepEqual(got, whole) {
+		h.t.Errorf("step %d: after the next ADD there is %+v", step, got)
+	}
+	return true
+}
+
+func TestThousandPodsFiftyAtATimeLeaveNothingBehind(t *testing.T) {
+	const pods, atATime = 1000, 50
+	h := newHost(t).withAgent(meshPod("web"))
+	h.extra["log_file"] = filepath.Join(h.dir, "cni.log")
+	pod, config := meshPod("web"), h.withPrevious("1.0.0")
+	before := openFiles(t)
+	slots := make(chan struct{}, atATime)
+	failures := make(chan string, pods)
+	for range pods {
+		slots <- struct{}{}
+		go func() {
+			defer func() { <-slots }()
+			failures <- h.pair(pod, config)
+		}()
+	}
+	for range pods {
+		if why := <-failures; why != "" {
+			t.Fatal(why)
+		}
+	}
+	if after := openFiles(t); after > before+10 {
+		t.Errorf("%d files are open, %d before", after, before)
+	}
+	left, err := filepath.Glob(filepath.Join(h.dir, "*"))
+	want := []string{h.bin, filepath.Join(h.dir, "cni.log"), filepath.Join(h.dir, "pilotfish-cni.sock")}
+	if err != nil || !slices.Equal(left, want) {
+		t.Errorf("left: %v (%v), want %v", left, err, want)
+	}
+}
+
+func openFiles(t testing.TB) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// pair is the life of one pod: its namespace, ADD, DEL.
+func (h *host) pair(pod *agentapi.Pod, config []byte) (trouble string) {
+	ns, err := testns.Make()
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = ns.Handle.Close() }()
+	if answer := h.call("ADD", pod, netnsPath(ns), config); answer.err != nil {
+		return "ADD: " + answer.out + answer.log
+	}
+	if inForce(h.t, ns) == nil {
+		return "after ADD nothing is in force"
+	}
+	if answer := h.call("DEL", pod, netnsPath(ns), config); answer.err != nil {
+		return "DEL: " + answer.out + answer.log
+	}
+	return ""
+}
