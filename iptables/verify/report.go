@@ -14,12 +14,8 @@ type Report struct {
 	Backend string `json:"backend"`
 	// Families are those whose traffic is looked at.
 	Families iptables.Families `json:"families"`
-	// Missing says that nothing of ours is in force.
-	Missing bool `json:"missing,omitempty"`
 	// Differences are between what should be in force and what the kernel has.
-	Differences []string `json:"differences,omitempty"`
-	// Strange are rules among ours that are not ours.
-	Strange []string `json:"strange,omitempty"`
+	Differences []iptables.Difference `json:"differences,omitempty"`
 	// Proofs are the packets that were sent.
 	Proofs []Proof `json:"proofs,omitempty"`
 	// Unproven says what could not be shown with packets, and why.
@@ -29,7 +25,7 @@ type Report struct {
 
 // OK tells that nothing is otherwise than it should be.
 func (r *Report) OK() bool {
-	return !r.Missing && len(r.Differences) == 0 && len(r.Strange) == 0 && len(r.Failed()) == 0
+	return len(r.Differences) == 0 && len(r.Failed()) == 0
 }
 
 // Failed are the proofs that packets do not go where they should.
@@ -58,14 +54,8 @@ func (r *Report) Err() error {
 		return nil
 	}
 	var parts []string
-	if r.Missing {
-		parts = append(parts, "no redirection is in force in this namespace")
-	}
 	for _, d := range r.Differences {
-		parts = append(parts, d)
-	}
-	for _, s := range r.Strange {
-		parts = append(parts, "among the rules is one that is not ours: "+s)
+		parts = append(parts, d.String())
 	}
 	for _, p := range r.Failed() {
 		parts = append(parts, p.Consequence)
@@ -98,18 +88,15 @@ func (r *Report) Long() string { return r.text(true) }
 func (r *Report) text(all bool) string {
 	var b strings.Builder
 	switch {
-	case r.Missing:
-		fmt.Fprintf(&b, "rules      none are in force (%s)\n", r.Backend)
-	case len(r.Differences)+len(r.Strange) == 0:
+	case r.Backend == "":
+		fmt.Fprintf(&b, "rules      were not read\n")
+	case len(r.Differences) == 0:
 		fmt.Fprintf(&b, "rules      as they should be, order included (%s, %s)\n", r.Backend, r.Families)
 	default:
-		fmt.Fprintf(&b, "rules      %d differences (%s, %s)\n", len(r.Differences)+len(r.Strange), r.Backend, r.Families)
+		fmt.Fprintf(&b, "rules      %d differences (%s, %s)\n", len(r.Differences), r.Backend, r.Families)
 	}
 	for _, d := range r.Differences {
 		fmt.Fprintf(&b, "  %s\n", d)
-	}
-	for _, s := range r.Strange {
-		fmt.Fprintf(&b, "  not ours: %s\n", s)
 	}
 	fmt.Fprintf(&b, "packets    %d of %d arrived where they should\n", r.Proven(), r.Proven()+len(r.Failed()))
 	for _, p := range r.Proofs {

@@ -42,7 +42,8 @@ type sampler struct {
 // maxSamples bounds the packets of one run.
 const maxSamples = 300
 
-// samples are packets of each kind, and those that meet each rule. left tells how many rules there was no room for.
+// samples are packets of each kind, and for each rule one that would arrive elsewhere without it, or meets it at least.
+// left tells how many rules there was no room for.
 func samples(rules *iptables.RuleSet, at place) (all []sample, left int) {
 	s := &sampler{place: at, rules: rules}
 	s.port, s.user, s.group = s.unnamed()
@@ -53,16 +54,14 @@ func samples(rules *iptables.RuleSet, at place) (all []sample, left int) {
 			all = append(all, one)
 		}
 	}
-	for _, one := range s.kinds() {
-		add(one)
+	for _, p := range s.kinds() {
+		add(sample{Packet: p})
 	}
-	for _, h := range hooked(rules) {
-		if len(all) >= maxSamples {
-			left++
-			continue
-		}
-		for _, one := range s.meeting(h) {
+	for _, one := range telling(rules, s.candidates()) {
+		if len(all) < maxSamples {
 			add(one)
+		} else {
+			left++
 		}
 	}
 	return all, left
@@ -72,9 +71,12 @@ func samples(rules *iptables.RuleSet, at place) (all []sample, left int) {
 func (s *sampler) unnamed() (port uint16, user, group uint32) {
 	port, user, group = 30123, 10123, 10123
 	var ports []iptables.PortRange
-	var ids []uint32
+	var ids, included []uint32
 	for _, c := range s.rules.Chains {
 		for _, r := range c.Rules {
+			if r.Match.NotGIDs {
+				included = r.Match.GIDs
+			}
 			ports = append(append(ports, r.Match.SourcePorts...), r.Match.DestinationPorts...)
 			ids = append(append(ids, r.Match.UIDs...), r.Match.GIDs...)
 			ports = append(ports, iptables.PortRange{First: r.Verdict.Port, Last: r.Verdict.Port})
@@ -88,6 +90,9 @@ func (s *sampler) unnamed() (port uint16, user, group uint32) {
 	}
 	for slices.Contains(ids, user) {
 		user, group = user+1, group+1
+	}
+	if len(included) > 0 {
+		group = included[0] // whoever is of none of them is not captured
 	}
 	return port, user, group
 }
@@ -117,48 +122,44 @@ func (s *sampler) names(a netip.Addr) bool {
 	return false
 }
 
+// loopback is the address of the family that applications call themselves by.
+func loopback(f iptables.Families) netip.Addr {
+	if f == iptables.IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.MustParseAddr("127.0.0.1")
+}
+
 // kinds are packets that no rule has to speak of.
-func (s *sampler) kinds() (all []sample) {
+func (s *sampler) kinds() (all []iptables.Packet) {
 	for _, f := range s.families() {
-		loopback := netip.MustParseAddr("127.0.0.1")
-		if f == iptables.IPv6 {
-			loopback = netip.IPv6Loopback()
-		}
 		for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
-			for _, to := range []netip.Addr{s.outside(f), s.own[f], loopback} {
-				p := s.outbound(f, protocol)
-				s.send(&p, to)
-				all = append(all, sample{Packet: p})
+			for _, to := range []netip.Addr{s.outside(f), s.own[f], loopback(f)} {
+				all = append(all, s.outbound(protocol, to, s.port))
 			}
-			all = append(all, sample{Packet: s.inbound(f, protocol)})
-			question := s.outbound(f, protocol)
-			question.To = netip.AddrPortFrom(question.To.Addr(), 53)
-			all = append(all, sample{Packet: question})
+			all = append(all, s.inbound(f, protocol, s.port), s.outbound(protocol, s.outside(f), 53))
 		}
 	}
 	return all
 }
 
-// outbound is a packet of an application to the outside.
-func (s *sampler) outbound(f iptables.Families, protocol iptables.Protocol) iptables.Packet {
-	return iptables.Packet{
+// outbound is a packet of an application.
+func (s *sampler) outbound(protocol iptables.Protocol, to netip.Addr, port uint16) iptables.Packet {
+	f := family(to)
+	p := iptables.Packet{
 		Direction: iptables.Outbound, Protocol: protocol, Interface: s.link, UID: &s.user, GID: &s.group,
-		From: netip.AddrPortFrom(s.near[f], 0), To: netip.AddrPortFrom(s.outside(f), s.port),
+		From: netip.AddrPortFrom(s.near[f], 0), To: netip.AddrPortFrom(to, port),
 	}
+	if iptables.IsLocal(to, []netip.Addr{s.own[f], s.near[f]}) {
+		p.Interface, p.From = "lo", netip.AddrPortFrom(to, 0)
+	}
+	return p
 }
 
-func (s *sampler) inbound(f iptables.Families, protocol iptables.Protocol) iptables.Packet {
+func (s *sampler) inbound(f iptables.Families, protocol iptables.Protocol, port uint16) iptables.Packet {
 	return iptables.Packet{
 		Direction: iptables.Inbound, Protocol: protocol, Interface: s.link,
-		From: netip.AddrPortFrom(s.far[f], 0), To: netip.AddrPortFrom(s.own[f], s.port),
-	}
-}
-
-// send gives the packet a destination, and what follows from it.
-func (s *sampler) send(p *iptables.Packet, to netip.Addr) {
-	p.To = netip.AddrPortFrom(to, p.To.Port())
-	if iptables.IsLocal(to, []netip.Addr{s.own[family(to)], s.near[family(to)]}) {
-		p.Interface, p.From = "lo", netip.AddrPortFrom(to, 0)
+		From: netip.AddrPortFrom(s.far[f], 0), To: netip.AddrPortFrom(s.own[f], port),
 	}
 }
 
@@ -169,150 +170,140 @@ func family(a netip.Addr) iptables.Families {
 	return iptables.IPv6
 }
 
-// hook is a rule, the hook from which a packet gets there, and the rules that lead it.
-type hook struct {
-	hook iptables.Hook
-	rule *iptables.Rule
-	path []*iptables.Rule
-}
-
-// hooked are all rules with the ways to them. Zones of connection tracking cannot be seen by where packets arrive.
-func hooked(rules *iptables.RuleSet) (all []hook) {
-	for i := range rules.Chains {
-		if c := &rules.Chains[i]; c.Hook != "" && c.Table != iptables.Raw {
-			all = append(all, below(rules, c, c.Hook, nil)...)
+// candidates are packets of every owner that rules speak of to every port and address that they speak of, and beside them.
+func (s *sampler) candidates() (all []iptables.Packet) {
+	named := s.named()
+	for _, f := range s.families() {
+		usual := []netip.Addr{s.outside(f), s.own[f], loopback(f)}
+		for _, port := range named.ports {
+			all = append(all, s.inbound(f, iptables.TCP, port))
+			for _, to := range usual {
+				all = append(all, s.owned(named, to, port)...)
+			}
+		}
+		for _, to := range named.addresses[f] {
+			all = append(all, s.owned(named, to, s.port)...)
+			all = append(all, s.owned(named, to, 53)...)
 		}
 	}
 	return all
 }
 
-func below(rules *iptables.RuleSet, c *iptables.Chain, at iptables.Hook, path []*iptables.Rule) (all []hook) {
-	if len(path) > 8 {
-		return nil
+// names are what rules speak of, each once.
+type names struct {
+	ports      []uint16
+	uids, gids []uint32
+	addresses  map[iptables.Families][]netip.Addr // to send to
+	sources    map[iptables.Families][]netip.Addr // to send from
+}
+
+func (s *sampler) named() names {
+	n := names{ports: []uint16{s.port, 53}, addresses: map[iptables.Families][]netip.Addr{}, sources: map[iptables.Families][]netip.Addr{}}
+	n.gids = once(n.gids, s.user) // somebody of no group
+	for _, c := range s.rules.Chains {
+		for _, r := range c.Rules {
+			for _, p := range r.Match.DestinationPorts {
+				n.ports = once(n.ports, p.First)
+			}
+			for _, uid := range r.Match.UIDs {
+				n.uids = once(n.uids, uid)
+			}
+			for _, gid := range r.Match.GIDs {
+				n.gids = once(n.gids, gid)
+			}
+			for _, p := range r.Match.Destination {
+				f := family(p.Addr())
+				n.addresses[f] = once(n.addresses[f], someOf(p))
+			}
+			for _, p := range r.Match.Source {
+				if f := family(p.Addr()); s.holds(p) {
+					n.sources[f] = once(n.sources[f], p.Addr())
+				}
+			}
+		}
 	}
-	for i := range c.Rules {
-		r := &c.Rules[i]
-		all = append(all, hook{at, r, path})
-		for j := range rules.Chains {
-			if to := &rules.Chains[j]; r.Verdict.Action == iptables.Jump && to.Table == c.Table && to.Name == r.Verdict.Chain {
-				all = append(all, below(rules, to, at, append(slices.Clone(path), r))...)
+	return n
+}
+
+func once[T comparable](list []T, v T) []T {
+	if slices.Contains(list, v) {
+		return list
+	}
+	return append(list, v)
+}
+
+// owned are packets to one place of an application and of each owner that rules speak of, each from every source.
+func (s *sampler) owned(n names, to netip.Addr, port uint16) (all []iptables.Packet) {
+	for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
+		p := s.outbound(protocol, to, port)
+		owners := []iptables.Packet{p}
+		for i := range n.uids {
+			p.UID = &n.uids[i]
+			owners = append(owners, p)
+		}
+		p.UID = &s.user
+		for i := range n.gids {
+			p.GID = &n.gids[i]
+			owners = append(owners, p)
+		}
+		for _, p := range owners {
+			all = append(all, p)
+			if p.Interface != "lo" {
+				continue
+			}
+			for _, source := range n.sources[family(to)] {
+				p.From = netip.AddrPortFrom(source, 0)
+				all = append(all, p)
 			}
 		}
 	}
 	return all
 }
 
-// meeting are packets that the rule holds for, one of a family. There is none for rules that other ones shadow, and for
-// interfaces that the Lab cannot send by.
-func (s *sampler) meeting(h hook) (all []sample) {
-	for _, f := range s.families() {
-		p, ok := s.fit(h, f)
-		if ok && s.meets(p, h.rule) {
-			all = append(all, sample{Packet: p, rule: h.rule.ID})
+// telling finds for each rule a packet that would end up elsewhere without it. Where there is none (another rule does the
+// same, or its effect is not to be seen by where packets arrive), one that meets the rule will do.
+func telling(rules *iptables.RuleSet, candidates []iptables.Packet) (all []sample) {
+	type half struct { // a rule is in force for each family on its own
+		rule *iptables.Rule
+		of   iptables.Families
+	}
+	told, met := map[half]bool{}, map[half]bool{}
+	var second []sample
+	for _, p := range candidates {
+		e := iptables.Explain(rules, p)
+		for _, step := range e.Steps {
+			h := half{step.Rule, p.Family()}
+			if step.Missed != "" || told[h] || step.Table == iptables.Raw {
+				continue
+			}
+			if wanted(iptables.Explain(without(rules, step.Rule), p)) != wanted(e) {
+				told[h] = true
+				all = append(all, sample{p, step.Rule.ID})
+			} else if !met[h] {
+				met[h] = true
+				second = append(second, sample{p, step.Rule.ID})
+			}
 		}
 	}
-	return all
+	byRule := func(s sample) bool {
+		return slices.ContainsFunc(all, func(o sample) bool { return o.rule == s.rule && o.Family() == s.Family() })
+	}
+	return append(all, slices.DeleteFunc(second, byRule)...)
 }
 
-func (s *sampler) meets(p iptables.Packet, r *iptables.Rule) bool {
-	return slices.ContainsFunc(iptables.Explain(s.rules, p).Steps, func(step iptables.Step) bool {
-		return step.Rule == r && step.Missed == ""
-	})
-}
-
-func (s *sampler) fit(h hook, f iptables.Families) (iptables.Packet, bool) {
-	p := s.outbound(f, iptables.TCP)
-	if h.hook != iptables.Output {
-		p = s.inbound(f, iptables.TCP)
-	}
-	for _, r := range append(slices.Clone(h.path), h.rule) {
-		if !s.fitMatch(&p, &r.Match, f) {
-			return p, false
+// without is the rule set without one of its rules.
+func without(rules *iptables.RuleSet, not *iptables.Rule) *iptables.RuleSet {
+	damaged := *rules
+	damaged.Chains = slices.Clone(rules.Chains)
+	for i, c := range damaged.Chains {
+		for j := range c.Rules {
+			if &c.Rules[j] == not {
+				damaged.Chains[i].Rules = slices.Delete(slices.Clone(c.Rules), j, j+1)
+				return &damaged
+			}
 		}
 	}
-	return p, true
-}
-
-// fitMatch changes the packet so that the match holds for it, if it can.
-func (s *sampler) fitMatch(p *iptables.Packet, m *iptables.Match, f iptables.Families) bool {
-	// A mark would make the packet look like one that transparent proxying marked.
-	marked := m.Mark != nil && !m.NotMark || m.ConnMark != nil
-	if m.Families != 0 && m.Families&f == 0 || m.Socket || len(m.SourcePorts) > 0 || marked {
-		return false
-	}
-	if len(m.States) > 0 && !slices.Contains(m.States, iptables.New) {
-		return false
-	}
-	if m.Protocol != iptables.AnyProtocol {
-		p.Protocol = m.Protocol
-	}
-	if len(m.DestinationPorts) > 0 && !m.NotDestinationPorts {
-		p.To = netip.AddrPortFrom(p.To.Addr(), m.DestinationPorts[0].First)
-	}
-	return s.fitOwner(p, m) && s.fitInterface(p, m, f) && s.fitAddresses(p, m, f)
-}
-
-func (s *sampler) fitOwner(p *iptables.Packet, m *iptables.Match) bool {
-	if len(m.UIDs)+len(m.GIDs) > 0 && p.Direction == iptables.Inbound {
-		return false
-	}
-	if len(m.UIDs) > 0 && !m.NotUIDs {
-		p.UID = &m.UIDs[0]
-	}
-	if len(m.GIDs) > 0 && !m.NotGIDs {
-		p.GID = &m.GIDs[0]
-	}
-	return true
-}
-
-func (s *sampler) fitInterface(p *iptables.Packet, m *iptables.Match, f iptables.Families) bool {
-	switch {
-	case m.InInterface == "lo": // what comes in there was sent from here
-		if p.Direction == iptables.Inbound {
-			*p = s.outbound(f, p.Protocol)
-			s.send(p, s.own[f])
-		}
-		return true
-	case m.InInterface != "" && m.InInterface != s.link:
-		return false
-	case m.OutInterface == "" || m.NotOut:
-		return true
-	case m.OutInterface == "lo":
-		if p.Interface != "lo" {
-			s.send(p, s.own[f])
-		}
-		return true
-	}
-	return m.OutInterface == s.link
-}
-
-func (s *sampler) fitAddresses(p *iptables.Packet, m *iptables.Match, f iptables.Families) bool {
-	if len(m.Source) > 0 && !m.NotSource {
-		if family(m.Source[0].Addr()) != f || p.Direction == iptables.Inbound {
-			return false
-		}
-		if !s.holds(m.Source[0]) {
-			return false
-		}
-		p.From = netip.AddrPortFrom(m.Source[0].Addr(), 0)
-	}
-	if len(m.Destination) == 0 {
-		return true
-	}
-	if family(m.Destination[0].Addr()) != f {
-		return false
-	}
-	if m.NotDestination {
-		if slices.ContainsFunc(m.Destination, func(d netip.Prefix) bool { return d.Contains(p.To.Addr()) }) {
-			s.send(p, s.own[f])
-		}
-		return true
-	}
-	if p.Direction == iptables.Inbound {
-		return false // where it comes in to is not ours to choose
-	}
-	s.send(p, someOf(m.Destination[0]))
-	return true
+	return &damaged
 }
 
 // holds tells whether the namespace should have the address as a loopback one.

@@ -59,12 +59,10 @@ func (r *Report) read(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("read what is in force: %w", err)
 	}
-	r.Strange = in.Strange
-	if in.Rules == nil {
-		r.Missing = len(cfg.Want.Chains) > 0
+	if in.Rules == nil && len(cfg.Want.Chains) == 0 && len(in.Strange) == 0 {
 		return nil
 	}
-	r.Differences = differences(cfg.Want, in.Rules)
+	r.Differences = iptables.Diff(cfg.Want, in)
 	return nil
 }
 
