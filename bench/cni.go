@@ -1,0 +1,152 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+)
+
+const (
+	cniAlone    = 200 // ADDs one after another, a kind
+	cniCrowd    = 50  // at a time
+	cniTogether = 1000
+)
+
+// cni measures the CNI plugin from the start of its process to its exit, as a container runtime sees it: a pod that is
+// captured, one that is left alone, and what the process costs that only tells its version; alone, and with others. The
+// pod is known to a node agent on a unix socket.
+func (b *bench) cni(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		return errors.New("only root can make network namespaces")
+	}
+	stop, err := serveAgent(filepath.Join(b.dir, agentapi.SocketName))
+	if err != nil {
+		return err
+	}
+	defer stop()
+	fmt.Printf("CNI plugin, from the start of the process to its exit\n")
+	kinds := []struct{ name, command, pod string }{
+		{"VERSION (the process alone)", "VERSION", ""}, {"ADD, left alone", "ADD", "plain"}, {"ADD, captured", "ADD", "web"},
+		{"CHECK, captured", "CHECK", "web"}, {"DEL", "DEL", "web"},
+	}
+	times := make([][]time.Duration, len(kinds))
+	for range cniAlone {
+		ns, err := newNetNS()
+		if err != nil {
+			return err
+		}
+		for i, k := range kinds {
+			took, err := b.callCNI(ctx, ns, k.command, k.pod)
+			if err != nil {
+				return fmt.Errorf("%s: %w", k.name, err)
+			}
+			times[i] = append(times[i], took)
+		}
+		_ = ns.Close()
+	}
+	for i, k := range kinds {
+		tellTimes(k.name, times[i])
+	}
+	together, err := b.crowd(ctx)
+	if err != nil {
+		return err
+	}
+	tellTimes(fmt.Sprintf("ADD, captured, %d at a time", cniCrowd), together)
+	return nil
+}
+
+func tellTimes(name string, times []time.Duration) {
+	slices.Sort(times)
+	fmt.Printf("  %-30s p50 %5.1f ms, p99 %5.1f ms (%d)\n", name, milliseconds(times[len(times)/2]), milliseconds(times[len(times)*99/100]), len(times))
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// crowd measures ADDs beside each other, each in a namespace of its own.
+func (b *bench) crowd(ctx context.Context) (times []time.Duration, err error) {
+	slots, mu := make(chan struct{}, cniCrowd), sync.Mutex{}
+	var all sync.WaitGroup
+	for range cniTogether {
+		slots <- struct{}{}
+		all.Go(func() {
+			defer func() { <-slots }()
+			took, failed := b.addInNew(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			times, err = append(times, took), errors.Join(err, failed)
+		})
+	}
+	all.Wait()
+	return times, err
+}
+
+func (b *bench) addInNew(ctx context.Context) (time.Duration, error) {
+	ns, err := newNetNS()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = ns.Close() }()
+	return b.callCNI(ctx, ns, "ADD", "web")
+}
+
+// newNetNS makes a network namespace, on a thread that ends with it.
+func newNetNS() (ns netns.NsHandle, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		ns, err = netns.New()
+	}()
+	<-done
+	return ns, err
+}
+
+func (b *bench) callCNI(ctx context.Context, ns netns.NsHandle, command, pod string) (time.Duration, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish-cni"))
+	cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=" + b.bin,
+		fmt.Sprintf("CNI_NETNS=/proc/%d/fd/%d", os.Getpid(), int(ns)),
+		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_UID=u;K8S_POD_NAME=" + pod}
+	cmd.Stdin = bytes.NewReader(fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"pods","type":"pilotfish-cni","cni_agent_run_dir":%q,"prevResult":{"cniVersion":"1.0.0"}}`, b.dir))
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	begin := time.Now()
+	if err := cmd.Run(); err != nil {
+		return 0, fmt.Errorf("%w: %s", err, out.String())
+	}
+	return time.Since(begin), nil
+}
+
+// serveAgent is a node agent that knows a pod of the mesh, web, and one that is not, plain.
+func serveAgent(socket string) (stop func(), err error) {
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := r.FormValue("name")
+		p := agentapi.Pod{Metadata: agentapi.Metadata{Name: name, Namespace: "shop", UID: "u", Annotations: map[string]string{"sidecar.istio.io/status": "{}"}}}
+		if name == "web" {
+			p.Spec.Containers = []agentapi.Container{{Name: "istio-proxy"}}
+		}
+		_ = json.NewEncoder(w).Encode(p)
+	})}
+	go func() { _ = server.Serve(l) }()
+	return func() { _ = server.Close() }, nil
+}
