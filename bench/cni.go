@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
@@ -106,13 +107,15 @@ func (b *bench) addInNew(ctx context.Context) (time.Duration, error) {
 	return b.callCNI(ctx, ns, "ADD", "web")
 }
 
-// newNetNS makes a network namespace, on a thread that ends with it.
+// newNetNS makes a network namespace whose loopback is up, on a thread that ends with it.
 func newNetNS() (ns netns.NsHandle, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
-		ns, err = netns.New()
+		if ns, err = netns.New(); err == nil {
+			err = netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: "lo", Index: 1}})
+		}
 	}()
 	<-done
 	return ns, err

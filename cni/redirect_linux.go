@@ -2,12 +2,11 @@ package cni
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"reflect"
-	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
 // addressesIn are the addresses of a network namespace.
@@ -53,26 +53,33 @@ func (k kernel) apply(ctx context.Context, p *plan) error {
 	return same(ctx, b, p.rules)
 }
 
-func (k kernel) check(ctx context.Context, p *plan) error {
-	b, err := k.backend(p)
+// checkTime bounds CHECK; the packets of a sound namespace arrive at once.
+const checkTime = 20 * time.Second
+
+// check compares what is in force with what has to be, order included, and proves it with packets, of which the pod's
+// processes and networks see none.
+func (kernel) check(ctx context.Context, p *plan) error {
+	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	defer cancel()
+	b, err := kernel{}.backend(p)
 	if err != nil {
 		return err
 	}
-	return same(ctx, b, p.rules)
+	report, err := verify.Run(ctx, verify.Config{Backend: b, Want: p.rules, NetNS: int(p.netns.Fd())})
+	if err != nil {
+		return err
+	}
+	return report.Err()
 }
 
-// same compares what is in force with what has to be.
+// same compares what the kernel has with what it was told: ADD hands out no pod on a promise.
 func same(ctx context.Context, b iptables.Backend, want *iptables.RuleSet) error {
 	got, err := b.Read(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("read back the rules: %w", err)
-	case got.Rules == nil:
-		return errors.New("no rules are in force: the pod's traffic bypasses its proxy")
-	case len(got.Strange) > 0:
-		return fmt.Errorf("somebody added rules to ours: %s", strings.Join(got.Strange, "; "))
-	case !reflect.DeepEqual(iptables.Canonical(want), iptables.Canonical(got.Rules)):
-		return errors.New("the rules in force are not those that have to be")
 	}
-	return nil
+	if len(got.Strange) == 0 && reflect.DeepEqual(iptables.Canonical(want), iptables.Canonical(got.Rules)) {
+		return nil
+	}
+	return fmt.Errorf("the kernel has other rules than it was told: %s", iptables.Summary(iptables.Diff(want, got)))
 }
