@@ -1,0 +1,172 @@
+package cni
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+)
+
+// apiServer stands for the Kubernetes API; the first answers of it may be failures.
+func (h *host) apiServer(failures int32, pods ...*agentapi.Pod) *atomic.Int32 {
+	h.t.Helper()
+	asked := &atomic.Int32{}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) <= failures {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		if r.Header.Get("Authorization") != "Bearer s3cret" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		for _, p := range pods {
+			if r.URL.Path == "/api/v1/namespaces/"+p.Metadata.Namespace+"/pods/"+p.Metadata.Name {
+				_ = json.NewEncoder(w).Encode(p)
+				return
+			}
+		}
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, `{"kind":"Status","reason":"NotFound","message":"pods not found"}`)
+	}))
+	h.t.Cleanup(server.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	kubeconfig := fmt.Sprintf(`{"current-context":"c","contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}],
+		"clusters":[{"name":"k","cluster":{"server":%q,"certificate-authority-data":%q}}],"users":[{"name":"u","user":{"token":"s3cret"}}]}`,
+		server.URL, base64.StdEncoding.EncodeToString(ca))
+	if err := os.WriteFile(filepath.Join(h.dir, kubeconfigName), []byte(kubeconfig), 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+	return asked
+}
+
+func TestAPIServerIsAskedWhenTheAgentCannotTell(t *testing.T) {
+	pod := meshPod("web")
+	for name, c := range map[string]struct {
+		prepare func(h *host) *atomic.Int32
+		code    uint
+		source  string
+	}{
+		"agent starting":           {func(h *host) *atomic.Int32 { h.withAgent(pod).agent.down = "starting"; return h.apiServer(0, pod) }, 0, "api"},
+		"agent does not know":      {func(h *host) *atomic.Int32 { h.withAgent(); return h.apiServer(0, pod) }, 0, "api"},
+		"agent has the pod before": {func(h *host) *atomic.Int32 { h.withAgent(withUID(pod, "old")); return h.apiServer(0, pod) }, 0, "api"},
+		"neither knows":            {func(h *host) *atomic.Int32 { h.withAgent(); return h.apiServer(0) }, types.ErrUnknownContainer, ""},
+		"API stumbles":             {func(h *host) *atomic.Int32 { h.withAgent(pod).agent.down = "starting"; return h.apiServer(2, pod) }, 0, "api"},
+		"API has another one":      {func(h *host) *atomic.Int32 { h.withAgent(); return h.apiServer(0, withUID(pod, "new")) }, types.ErrTryAgainLater, ""},
+	} {
+		h := newHost(t)
+		h.patience = "2s"
+		if c.code != 0 {
+			h.patience = "300ms"
+		}
+		asked := c.prepare(h)
+		answer := h.call("ADD", pod, netnsPath(testns.New(t)), h.withPrevious("1.0.0"))
+		if (answer.err != nil) != (c.code != 0) || answer.Code != c.code {
+			t.Errorf("%s: %v, code %d, want %d: %s", name, answer.err, answer.Code, c.code, answer.out)
+		}
+		if last := h.agent.last(); last.Source != c.source {
+			t.Errorf("%s: read from %q, want %q", name, last.Source, c.source)
+		}
+		if asked.Load() == 0 {
+			t.Errorf("%s: the API server was not asked", name)
+		}
+		if strings.Contains(answer.out+answer.log, "s3cret") {
+			t.Errorf("%s: the token is told", name)
+		}
+	}
+}
+
+func TestAPIServerAloneIsEnough(t *testing.T) {
+	pod := meshPod("web")
+	h := newHost(t)
+	h.apiServer(0, pod)
+	ns := testns.New(t)
+	if answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil || inForce(t, ns) == nil {
+		t.Errorf("%v: %s", answer.err, answer.out)
+	}
+}
+
+const policyText = `
+default: refuse
+rules:
+- match: {K8S_POD_NAME: "web-*"}
+  annotations: {traffic.sidecar.istio.io/excludeOutboundPorts: "5432"}
+  env: {ISTIO_META_DNS_CAPTURE: "true"}
+  uid: 2000
+- match: {CNI_CONTAINERID: "c-job*"}
+  action: skip
+- match: {K8S_POD_NAME: bad}
+  annotations: {traffic.sidecar.istio.io/includeInboundPorts: "0"}
+`
+
+func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
+	h := newHost(t) // neither agent nor API server
+	file := filepath.Join(h.dir, "policy.yaml")
+	h.extra["policy_file"] = file
+	if err := os.WriteFile(file, []byte(policyText), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name     string
+		captured bool
+		says     string
+	}{{"web-1", true, ""}, {"job-1", false, ""}, {"other", false, "lets no sandbox like this one start"}, {"bad", false, `"0" is no port`}} {
+		ns := testns.New(t)
+		answer := h.call("ADD", plainPod(c.name), netnsPath(ns), h.withPrevious("1.0.0"))
+		if captured := inForce(t, ns) != nil; captured != c.captured {
+			t.Errorf("%s: captured: %v", c.name, captured)
+		}
+		if (answer.err != nil) != (c.says != "") || !strings.Contains(answer.Msg+answer.Details, c.says) {
+			t.Errorf("%s: %v: %s", c.name, answer.err, answer.out)
+		}
+	}
+	if err := os.WriteFile(file, []byte("rule: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if answer := h.call("ADD", plainPod("web-1"), netnsPath(testns.New(t)), h.withPrevious("1.0.0")); !strings.Contains(answer.Details, "field rule not found") {
+		t.Errorf("a misspelled key: %s", answer.out)
+	}
+}
+
+func FuzzPolicy(f *testing.F) {
+	f.Add(policyText)
+	f.Add("rules: [{match: {a: '['}}]")
+	f.Add("default: x")
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := parsePolicy([]byte(text))
+		if err != nil {
+			return
+		}
+		args, _ := parseArgs("K8S_POD_NAME=web-1;K8S_POD_NAMESPACE=shop")
+		pod, skip, err := p.decide(args, "c", "eth0")
+		if (pod == nil) == (skip == nil && err == nil) {
+			t.Errorf("pod %v, skip %v, error %v", pod, skip, err)
+		}
+	})
+}
+
+func FuzzCommand(f *testing.F) {
+	f.Add(`{"cniVersion":"1.0.0","name":"n","prevResult":{"cniVersion":"1.0.0"}}`, "A=b;K8S_POD_NAME=x")
+	f.Add(`{"log_file_max_bytes":-1,"exclude_namespaces":null}`, ";;=;")
+	f.Fuzz(func(t *testing.T, config, args string) {
+		if c, err := parseConfig([]byte(config)); err == nil {
+			_ = c.validate()
+			if !json.Valid(c.result()) {
+				t.Errorf("the result %q is no JSON", c.result())
+			}
+		}
+		_, _ = parseArgs(args)
+	})
+}
