@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/capture"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
@@ -190,7 +191,7 @@ func (c *Cache) Pod(ctx context.Context, namespace, name, uid string) (*agentapi
 	known := c.pods[namespace+"/"+name]
 	c.mu.Unlock()
 	// Without a UID nobody can say whether the one that is known is the one that is meant.
-	if known != nil && uid != "" && HasUID(known, uid) {
+	if known != nil && uid != "" && capture.HasUID(known, uid) {
 		return known, nil
 	}
 	asked, err := c.config.API.Pod(ctx, namespace, name)
@@ -201,7 +202,7 @@ func (c *Cache) Pod(ctx context.Context, namespace, name, uid string) (*agentapi
 		return known, nil
 	case err != nil:
 		return nil, err
-	case !HasUID(asked, uid):
+	case !capture.HasUID(asked, uid):
 		return nil, fmt.Errorf("%w as %s/%s of UID %s: it has another UID now", ErrNoSuchPod, namespace, name, uid)
 	}
 	return slim(asked), nil
@@ -242,15 +243,6 @@ func (c *Cache) Lag() time.Duration {
 }
 
 func key(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
-
-// staticUID is the annotation that holds the UID that the kubelet, and so the runtime, has for a pod of its own manifest
-// folder: the API server gives its mirror another.
-const staticUID = "kubernetes.io/config.hash"
-
-// HasUID says whether the pod is the one that the container runtime means by uid.
-func HasUID(p *agentapi.Pod, uid string) bool {
-	return uid == "" || p.Metadata.UID == uid || p.Metadata.Annotations[staticUID] == uid
-}
 
 // slim leaves out what bears on nobody's decision, so that a full node's pods are small: environments of the application's
 // containers, which may hold secrets, and annotations of others, of which some hold whole manifests.

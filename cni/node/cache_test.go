@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/capture"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube/kubetest"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
@@ -144,8 +145,8 @@ func TestPodOfAnotherUIDIsNeverTaken(t *testing.T) {
 
 func TestStaticPodIsKnownByTheKubeletsUID(t *testing.T) {
 	p := pod("a", "of-the-mirror")
-	p.Metadata.Annotations = map[string]string{"kubernetes.io/config.hash": "of-the-kubelet"}
-	if !HasUID(slim(&p), "of-the-kubelet") || !HasUID(&p, "of-the-mirror") || HasUID(&p, "x") {
+	p.Metadata.Annotations = map[string]string{"kubernetes.io/config.mirror": "of-the-kubelet"}
+	if !capture.HasUID(slim(&p), "of-the-kubelet") || !capture.HasUID(&p, "of-the-mirror") || capture.HasUID(&p, "x") {
 		t.Error("the UIDs of a static pod are taken for another's")
 	}
 }
