@@ -8,18 +8,37 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/nslock"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
 // Backend is that of one namespace. It keeps nothing open between calls.
 type Backend struct {
 	cfg    Config
-	routes *route.Routes
+	routes routing
 }
+
+// routing is what transparent proxying needs beside rules.
+type routing interface {
+	Add(*iptables.Routing, iptables.Families) (route.Undo, error)
+	Prune(*iptables.Routing, iptables.Families) (route.Undo, error)
+	Read(iptables.Families) (*iptables.Routing, []string, error)
+}
+
+// elsewhere is routing that somebody else sees to.
+type elsewhere struct{}
+
+func nothing() error { return nil }
+
+func (elsewhere) Add(*iptables.Routing, iptables.Families) (route.Undo, error)   { return nothing, nil }
+func (elsewhere) Prune(*iptables.Routing, iptables.Families) (route.Undo, error) { return nothing, nil }
+func (elsewhere) Read(iptables.Families) (*iptables.Routing, []string, error)    { return nil, nil, nil }
 
 // New gives the back end of a namespace.
 func New(cfg Config) (*Backend, error) {
+	if cfg.RulesOnly {
+		return &Backend{cfg: cfg, routes: elsewhere{}}, nil
+	}
 	return &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Inject: cfg.Inject})}, nil
 }
 
@@ -28,7 +47,7 @@ func (*Backend) Name() string { return Name }
 
 // within runs f under the namespace's lock, with an open connection.
 func (b *Backend) within(ctx context.Context, f func(*conn) error) error {
-	release, err := nslock.Hold(ctx, b.cfg.NetNS)
+	release, err := namespace.Lock(ctx, b.cfg.NetNS)
 	if err != nil {
 		return err
 	}

@@ -28,3 +28,6 @@ func (*Backend) Read(context.Context) (*iptables.Installed, error) { return nil,
 
 // Clean fails.
 func (*Backend) Clean(context.Context) error { return errLinux }
+
+// ChainsOfIPTables fails.
+func (*Backend) ChainsOfIPTables(context.Context, ...string) ([]string, error) { return nil, errLinux }

@@ -28,6 +28,8 @@ type Config struct {
 	// NetNS is a descriptor of the network namespace, which stays open as long as the back end is used; 0 or less is that
 	// of the calling thread.
 	NetNS int
+	// RulesOnly leaves routing to somebody else: Apply and Clean do not touch it, Read does not look.
+	RulesOnly bool
 	// Inject is for tests: it is called before each step of a change, which fails where it returns an error.
 	Inject func(step string) error
 }

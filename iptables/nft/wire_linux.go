@@ -23,6 +23,17 @@ type message struct {
 	flags netlink.HeaderFlags
 	body  []byte // attributes
 	what  string // for errors: "rule outbound/x"
+	// family is that of our table, unless it is anyFamily.
+	family int
+}
+
+const anyFamily = -1
+
+func (m message) header() []byte {
+	if m.family == anyFamily {
+		return header(unix.NFPROTO_UNSPEC, 0)
+	}
+	return header(unix.NFPROTO_INET, 0)
 }
 
 // patience is how long the kernel may take to answer a question without a deadline of its own.
@@ -88,7 +99,7 @@ func (c *conn) commit(generation uint32, batch []message) error {
 		if i == len(batch)-1 {
 			m.flags |= netlink.Acknowledge // the one that tells that all is done
 		}
-		out = append(out, c.encode(unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m, append(header(unix.NFPROTO_INET, 0), m.body...)))
+		out = append(out, c.encode(unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m, append(m.header(), m.body...)))
 		names[c.sequence] = m.what
 	}
 	last := c.sequence
@@ -132,7 +143,7 @@ func (c *conn) ask(m message) ([]reply, error) {
 	if m.flags&netlink.Dump == 0 {
 		m.flags |= netlink.Acknowledge
 	}
-	out := c.encode(unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m, append(header(unix.NFPROTO_INET, 0), m.body...))
+	out := c.encode(unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m, append(m.header(), m.body...))
 	if _, err := c.nl.SendMessages([]netlink.Message{out}); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,217 @@
+// Package backends chooses who puts rules in force in a network namespace: nftables where the kernel has it, the host's
+// iptables otherwise. Whoever it is, what the other one has of ours goes.
+package backends
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+	"github.com/pilotfish-mesh/pilotfish/iptables/route"
+	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
+)
+
+// Choice is who is to put rules in force.
+type Choice string
+
+// The choices. The last two are what --force-iptables-binary takes.
+const (
+	Auto           Choice = ""         // nftables, or iptables where the kernel has no nftables for the rules
+	NFTables       Choice = "nftables" // nothing else
+	IPTables       Choice = "iptables" // of the flavour that is found
+	IPTablesLegacy Choice = "legacy"
+	IPTablesNFT    Choice = "nft"
+)
+
+// ParseChoice reads the settings of the contract: the binary that is forced, and whether nftables is asked for.
+func ParseChoice(forceBinary string, nativeNFTables bool) (Choice, error) {
+	switch c := Choice(forceBinary); {
+	case c != Auto && c != IPTablesLegacy && c != IPTablesNFT:
+		return Auto, fmt.Errorf("--force-iptables-binary %q: it is \"legacy\" or \"nft\"; leave it out to have nftables, without a binary", forceBinary)
+	case c != Auto && nativeNFTables:
+		return Auto, fmt.Errorf("--force-iptables-binary %s and --native-nftables exclude each other: leave one out", forceBinary)
+	case nativeNFTables:
+		return NFTables, nil
+	default:
+		return c, nil
+	}
+}
+
+// Config is what a back end needs to know.
+type Config struct {
+	// NetNS is a descriptor of the network namespace, which stays open as long as the back end is used; 0 or less is that
+	// of the calling thread.
+	NetNS  int
+	Choice Choice
+	// Logger is told what is chosen and why; nil: nobody.
+	Logger *slog.Logger
+}
+
+// Backend is the one that was chosen, and minds the other.
+type Backend struct {
+	cfg    Config
+	routes *route.Routes
+	nft    *nft.Backend
+	alone  *nft.Backend // leaves routing alone
+	used   iptables.Backend
+}
+
+var _ iptables.Backend = (*Backend)(nil)
+
+// New gives the back end of a namespace. It looks for no program before it is needed.
+func New(cfg Config) (*Backend, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	b := &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS})}
+	var err error
+	if b.nft, err = nft.New(nft.Config{NetNS: cfg.NetNS}); err != nil {
+		return nil, err
+	}
+	b.alone, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true})
+	return b, err
+}
+
+// Name is that of the back end that was used last; before that, of the one that would be tried first.
+func (b *Backend) Name() string {
+	switch {
+	case b.used != nil:
+		return b.used.Name()
+	case b.cfg.Choice == Auto, b.cfg.Choice == NFTables:
+		return nft.Name
+	case b.cfg.Choice == IPTables:
+		return "iptables"
+	}
+	return "iptables-" + string(b.cfg.Choice)
+}
+
+// Apply puts the rules in force and takes the other back end's away, which do no harm meanwhile: whoever is first
+// captures a packet.
+func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
+	if b.cfg.Choice == Auto || b.cfg.Choice == NFTables {
+		err := b.applyNFTables(ctx, rules)
+		if b.cfg.Choice == NFTables || !errors.Is(err, nft.ErrUnsupported) {
+			return err
+		}
+		b.cfg.Logger.Info("nftables does not do: trying iptables", "error", err)
+		if second := b.applyIPTables(ctx, rules); second != nil {
+			return errors.Join(err, second)
+		}
+		return nil
+	}
+	return b.applyIPTables(ctx, rules)
+}
+
+func (b *Backend) applyNFTables(ctx context.Context, rules *iptables.RuleSet) error {
+	before, err := b.nft.Read(ctx)
+	if err != nil {
+		return err
+	}
+	if err := b.nft.Apply(ctx, rules); err != nil {
+		return err
+	}
+	b.used = b.nft
+	if err := b.cleanIPTables(ctx, false); err != nil {
+		return errors.Join(fmt.Errorf("take away the rules that iptables had of ours: %w", err), back(ctx, b.nft, before))
+	}
+	return nil
+}
+
+func (b *Backend) applyIPTables(ctx context.Context, rules *iptables.RuleSet) error {
+	x, err := b.iptables(ctx, flavourOf(b.cfg.Choice), true)
+	if err != nil {
+		return err
+	}
+	before, err := x.Read(ctx)
+	if err != nil {
+		return err
+	}
+	if err := x.Apply(ctx, rules); err != nil {
+		return err
+	}
+	b.used = x
+	if err := b.alone.Clean(ctx); err != nil && !errors.Is(err, nft.ErrUnsupported) {
+		return errors.Join(fmt.Errorf("take away the rules that nftables had of ours: %w", err), back(ctx, x, before))
+	}
+	return nil
+}
+
+// back puts a back end into the state that it was in.
+func back(ctx context.Context, b iptables.Backend, before *iptables.Installed) error {
+	if before.Rules == nil {
+		return b.Clean(ctx)
+	}
+	return b.Apply(ctx, before.Rules)
+}
+
+func flavourOf(c Choice) xt.Flavour {
+	switch c {
+	case IPTablesLegacy:
+		return xt.Legacy
+	case IPTablesNFT:
+		return xt.NFT
+	}
+	return ""
+}
+
+// Read gives what is in force by whichever back end.
+func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
+	in, err := b.nft.Read(ctx)
+	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
+		return nil, err
+	}
+	there, err := b.hasIPTables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !there {
+		if in == nil {
+			in = &iptables.Installed{}
+		}
+		return in, nil
+	}
+	x, err := b.iptables(ctx, "", true)
+	if err != nil {
+		return nil, err
+	}
+	other, err := x.Read(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case in != nil && in.Rules != nil && holdsChains(other):
+		in.Strange = append(in.Strange, "rules of ours by iptables too, beside those of nftables: apply again to have one of them")
+	case in == nil || in.Rules == nil:
+		b.used, in = x, other
+	}
+	return in, nil
+}
+
+func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in.Rules.Chains) > 0 }
+
+// Clean takes away what either back end has of ours, and routing.
+func (b *Backend) Clean(ctx context.Context) error {
+	var errs []error
+	if err := b.nft.Clean(ctx); errors.Is(err, nft.ErrUnsupported) {
+		_, err := b.routes.Prune(nil, 0)
+		errs = append(errs, err)
+	} else {
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, b.cleanIPTables(ctx, true))...)
+}
+
+// cleanIPTables runs programs only where there is something to clean.
+func (b *Backend) cleanIPTables(ctx context.Context, routing bool) error {
+	there, err := b.hasIPTables(ctx)
+	if err != nil || !there {
+		return err
+	}
+	x, err := b.iptables(ctx, "", routing)
+	if err != nil {
+		return err
+	}
+	return x.Clean(ctx)
+}

@@ -1,0 +1,166 @@
+package backends
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+)
+
+func rules(t testing.TB, mode iptables.Interception) *iptables.RuleSet {
+	t.Helper()
+	o := iptables.DefaultOptions()
+	o.Interception = mode
+	o.InboundPorts.All, o.OutboundCIDRs.All, o.RedirectDNS, o.CaptureAllDNS = true, true, true, true
+	r, err := iptables.Compile(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func open(t testing.TB, ns *testns.Namespace, c Choice) *Backend {
+	t.Helper()
+	if _, err := exec.LookPath("iptables-nft"); err != nil {
+		t.Skip("there is no iptables here")
+	}
+	b, err := New(Config{NetNS: int(ns.Handle), Choice: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// state is all that back ends change.
+func state(t testing.TB, ns *testns.Namespace) string {
+	t.Helper()
+	var out []byte
+	err := ns.Within(func() (err error) {
+		out, err = exec.Command("sh", "-c", "nft list ruleset; ip rule; ip -6 rule; ip route show table all; ip addr show lo; cat /proc/self/net/ip_tables_names").CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+func TestAfterAChangeOfBackEndTheFormerOneHasNothingLeft(t *testing.T) {
+	ctx := context.Background()
+	for _, former := range []Choice{IPTablesNFT, IPTablesLegacy, NFTables} {
+		for _, next := range []Choice{Auto, IPTablesNFT, IPTablesLegacy} {
+			t.Run(fmt.Sprintf("%s then %s", former, next), func(t *testing.T) {
+				ns, fresh := testns.New(t), testns.New(t)
+				if err := open(t, ns, former).Apply(ctx, rules(t, iptables.TProxyMode)); err != nil {
+					t.Fatal(err)
+				}
+				want := rules(t, iptables.RedirectMode)
+				if err := open(t, ns, next).Apply(ctx, want); err != nil {
+					t.Fatal(err)
+				}
+				if err := open(t, fresh, next).Apply(ctx, want); err != nil {
+					t.Fatal(err)
+				}
+				if got, want := listing(state(t, ns)), listing(state(t, fresh)); got != want {
+					t.Errorf("got:\n%s\nfresh:\n%s", got, want)
+				}
+				in, err := open(t, ns, Auto).Read(ctx)
+				if err != nil || len(in.Strange) > 0 || in.Rules == nil || len(in.Rules.Chains) != len(want.Chains) {
+					t.Errorf("read %+v, %v", in, err)
+				}
+			})
+		}
+	}
+}
+
+// listing leaves out which tables the legacy flavour has made, as those stay, empty, and the order of chains, which means
+// nothing.
+func listing(state string) string {
+	lines := strings.Split(state[:strings.LastIndex(state, "valid_lft")], "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func TestCleaningFindsTheRulesOfEitherBackEnd(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range []Choice{NFTables, IPTablesNFT, IPTablesLegacy} {
+		t.Run(string(c), func(t *testing.T) {
+			ns := testns.New(t)
+			before := listing(state(t, ns))
+			if err := open(t, ns, c).Apply(ctx, rules(t, iptables.TProxyMode)); err != nil {
+				t.Fatal(err)
+			}
+			if err := open(t, ns, Auto).Clean(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if after := listing(state(t, ns)); after != before {
+				t.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+		})
+	}
+}
+
+func TestIPTablesServeWhereTheKernelHasNoNFTables(t *testing.T) {
+	ctx := context.Background()
+	ns := testns.New(t)
+	b := open(t, ns, Auto)
+	lacking, err := nft.New(nft.Config{NetNS: int(ns.Handle), Inject: func(string) error { return nft.ErrUnsupported }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.nft = lacking
+	if err := b.Apply(ctx, rules(t, iptables.RedirectMode)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(b.Name(), "iptables-") {
+		t.Errorf("it was %s", b.Name())
+	}
+	if got := state(t, ns); !strings.Contains(got, "ISTIO_REDIRECT") && !strings.Contains(got, "nat") {
+		t.Errorf("there are no rules:\n%s", got)
+	}
+	b.cfg.Choice = NFTables
+	if err := b.Apply(ctx, rules(t, iptables.RedirectMode)); !errors.Is(err, nft.ErrUnsupported) {
+		t.Errorf("who asks for nftables gets iptables: %v", err)
+	}
+}
+
+func TestNothingIsRunWhereIPTablesHasNothing(t *testing.T) {
+	ns := testns.New(t)
+	b := open(t, ns, Auto)
+	t.Setenv("PATH", "")
+	ctx := context.Background()
+	if err := b.Apply(ctx, rules(t, iptables.RedirectMode)); err != nil {
+		t.Fatal(err)
+	}
+	if there, err := b.hasIPTables(ctx); there || err != nil {
+		t.Errorf("iptables has rules: %v %v", there, err)
+	}
+	in, err := b.Read(ctx)
+	if err != nil || !reflect.DeepEqual(in.Rules, iptables.Canonical(rules(t, iptables.RedirectMode))) {
+		t.Errorf("read %+v %v", in, err)
+	}
+}
+
+func TestSettingsOfTheContractChooseTheBackEnd(t *testing.T) {
+	for _, c := range []struct {
+		binary string
+		native bool
+		want   Choice
+		fails  bool
+	}{
+		{"", false, Auto, false}, {"", true, NFTables, false}, {"legacy", false, IPTablesLegacy, false}, {"nft", false, IPTablesNFT, false},
+		{"nft", true, "", true}, {"ipchains", false, "", true},
+	} {
+		if got, err := ParseChoice(c.binary, c.native); got != c.want || (err != nil) != c.fails {
+			t.Errorf("%q %v: %q %v", c.binary, c.native, got, err)
+		}
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package backends
+
+func hasLegacyTables(int) (bool, error) { return false, nil }

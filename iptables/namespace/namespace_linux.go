@@ -1,0 +1,76 @@
+package namespace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Do calls f on a thread that is in the namespace of a descriptor; on the calling thread if it is 0 or less. Goroutines
+// that f starts are elsewhere.
+func Do(fd int, f func() error) error {
+	if fd <= 0 {
+		return f()
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := netns.Get()
+		if err == nil {
+			defer home.Close()
+			err = netns.Set(netns.NsHandle(fd))
+		}
+		if err != nil {
+			done <- fmt.Errorf("enter the network namespace: %w (it needs CAP_SYS_ADMIN)", err)
+			return
+		}
+		err = f()
+		if netns.Set(home) == nil { // else the thread ends with this goroutine
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// Lock takes the lock of the namespace. After Patience it goes on without. The lock is gone when it is released, or with
+// the process.
+func Lock(ctx context.Context, fd int) (release func(), err error) {
+	lock := -1
+	err = Do(fd, func() (err error) {
+		lock, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("a lock of the network namespace: %w", err)
+	}
+	if err := wait(ctx, lock); err != nil {
+		_ = unix.Close(lock)
+		return nil, fmt.Errorf("lock the network namespace: %w", err)
+	}
+	return func() { _ = unix.Close(lock) }, nil
+}
+
+// wait asks again and again for the name, which belongs to the namespace that the socket was made in.
+func wait(ctx context.Context, socket int) error {
+	end := time.NewTimer(Patience)
+	defer end.Stop()
+	for pause := 500 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		err := unix.Bind(socket, &unix.SockaddrUnix{Name: lockName})
+		if err == nil || !errors.Is(err, unix.EADDRINUSE) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-end.C:
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
