@@ -114,14 +114,14 @@ func (b *Backend) applyNFTables(ctx context.Context, rules *iptables.RuleSet) er
 		return err
 	}
 	b.used = b.nft
-	if err := b.cleanIPTables(ctx, false); err != nil {
+	if err := b.cleanIPTables(ctx, true); err != nil {
 		return errors.Join(fmt.Errorf("take away the rules that iptables had of ours: %w", err), back(ctx, b.nft, before))
 	}
 	return nil
 }
 
 func (b *Backend) applyIPTables(ctx context.Context, rules *iptables.RuleSet) error {
-	x, err := b.iptables(ctx, flavourOf(b.cfg.Choice), true)
+	x, err := b.iptables(ctx, flavourOf(b.cfg.Choice), false)
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 		}
 		return in, nil
 	}
-	x, err := b.iptables(ctx, "", true)
+	x, err := b.iptables(ctx, "", false)
 	if err != nil {
 		return nil, err
 	}
@@ -200,16 +200,33 @@ func (b *Backend) Clean(ctx context.Context) error {
 	} else {
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, b.cleanIPTables(ctx, true))...)
+	return errors.Join(append(errs, b.cleanIPTables(ctx, false))...)
+}
+
+// iptables looks for the programs.
+func (b *Backend) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bool) (*xt.Backend, error) {
+	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Logger: b.cfg.Logger})
+}
+
+// hasIPTables says whether iptables may have rules of ours, in either flavour.
+func (b *Backend) hasIPTables(ctx context.Context) (bool, error) {
+	chains, err := b.nft.ChainsOfIPTables(ctx, "ISTIO_", "PILOTFISH_")
+	if err == nil && len(chains) > 0 {
+		return true, nil
+	}
+	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
+		return false, err
+	}
+	return hasLegacyTables(b.cfg.NetNS)
 }
 
 // cleanIPTables runs programs only where there is something to clean.
-func (b *Backend) cleanIPTables(ctx context.Context, routing bool) error {
+func (b *Backend) cleanIPTables(ctx context.Context, rulesOnly bool) error {
 	there, err := b.hasIPTables(ctx)
 	if err != nil || !there {
 		return err
 	}
-	x, err := b.iptables(ctx, "", routing)
+	x, err := b.iptables(ctx, "", rulesOnly)
 	if err != nil {
 		return err
 	}

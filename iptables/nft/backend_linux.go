@@ -15,31 +15,12 @@ import (
 // Backend is that of one namespace. It keeps nothing open between calls.
 type Backend struct {
 	cfg    Config
-	routes routing
+	routes *route.Routes
 }
-
-// routing is what transparent proxying needs beside rules.
-type routing interface {
-	Add(*iptables.Routing, iptables.Families) (route.Undo, error)
-	Prune(*iptables.Routing, iptables.Families) (route.Undo, error)
-	Read(iptables.Families) (*iptables.Routing, []string, error)
-}
-
-// elsewhere is routing that somebody else sees to.
-type elsewhere struct{}
-
-func nothing() error { return nil }
-
-func (elsewhere) Add(*iptables.Routing, iptables.Families) (route.Undo, error)   { return nothing, nil }
-func (elsewhere) Prune(*iptables.Routing, iptables.Families) (route.Undo, error) { return nothing, nil }
-func (elsewhere) Read(iptables.Families) (*iptables.Routing, []string, error)    { return nil, nil, nil }
 
 // New gives the back end of a namespace.
 func New(cfg Config) (*Backend, error) {
-	if cfg.RulesOnly {
-		return &Backend{cfg: cfg, routes: elsewhere{}}, nil
-	}
-	return &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Inject: cfg.Inject})}, nil
+	return &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Leave: cfg.RulesOnly, Inject: cfg.Inject})}, nil
 }
 
 // Name is "nftables".

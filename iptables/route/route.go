@@ -17,6 +17,8 @@ type Config struct {
 	// NetNS is a descriptor of the network namespace, which stays open as long as Routes are used; 0 or less is that of the
 	// calling thread.
 	NetNS int
+	// Leave has nothing done, and nothing found.
+	Leave bool
 	// Inject is for tests: it is called before each step, which fails where it returns an error.
 	Inject func(step string) error
 }

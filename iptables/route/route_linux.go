@@ -72,7 +72,7 @@ func steered(want *iptables.Routing, of iptables.Families) []family {
 
 // Add adds what is missing of what transparent proxying of the families needs, nothing if want is nil.
 func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error) {
-	if want == nil {
+	if want == nil || r.cfg.Leave {
 		return run(nil, nil)
 	}
 	k, err := r.open()
@@ -97,6 +97,9 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 
 // Prune takes away what is ours and not wanted, all that is ours if want is nil.
 func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, error) {
+	if r.cfg.Leave {
+		return run(nil, nil)
+	}
 	k, err := r.open()
 	if err != nil {
 		return nil, err
@@ -318,6 +321,9 @@ func (k *kernel) routes(table int, f family) ([]netlink.Route, error) {
 // Read tells what is in force for the families: all that transparent proxying needs, or nil. What is there of ours but
 // is not all, or not the same for each family, is told in words.
 func (r *Routes) Read(of iptables.Families) (*iptables.Routing, []string, error) {
+	if r.cfg.Leave {
+		return nil, nil, nil
+	}
 	k, err := r.open()
 	if err != nil {
 		return nil, nil, err

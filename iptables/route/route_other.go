@@ -26,9 +26,3 @@ func (*Routes) Add(*iptables.Routing, iptables.Families) (Undo, error) { return 
 
 // Prune fails.
 func (*Routes) Prune(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }
-
-// Replace fails.
-func (*Routes) Replace(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }
-
-// Find fails.
-func (*Routes) Find() (*iptables.Routing, []string, error) { return nil, nil, errLinux }

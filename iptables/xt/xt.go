@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/nslock"
+	netlock "github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
@@ -22,6 +22,8 @@ type Config struct {
 	Flavour Flavour
 	// Logger is told what is chosen and why; nil: nobody.
 	Logger *slog.Logger
+	// RulesOnly leaves routing to somebody else: it is not touched, and not looked at.
+	RulesOnly bool
 	// Inject is for tests: it is called before each step of a change, which fails where it returns an error.
 	Inject func(step string) error
 }
@@ -41,7 +43,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Backend{cfg: cfg, ns: namespace{cfg.NetNS}, routes: route.New(route.Config{NetNS: cfg.NetNS, Inject: cfg.Inject})}
+	b := &Backend{cfg: cfg, ns: namespace{cfg.NetNS}, routes: route.New(route.Config{NetNS: cfg.NetNS, Leave: cfg.RulesOnly, Inject: cfg.Inject})}
 	var troubles []error
 	for _, family := range families {
 		tools, err := find(ctx, family)
@@ -138,7 +140,7 @@ func (b *Backend) order(s sight, family iptables.Families) []tool {
 
 // Read gives what is in force, of whichever flavour, in canonical form.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
-	release, err := nslock.Hold(ctx, b.cfg.NetNS)
+	release, err := netlock.Lock(ctx, b.cfg.NetNS)
 	if err != nil {
 		return nil, err
 	}
