@@ -1,9 +1,10 @@
 package sandbox
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -18,7 +19,7 @@ admin: {address: {socket_address: {address: 127.0.0.1, port_value: 15000}}}
 static_resources:
   listeners:
   - name: outbound
-    address: {socket_address: {address: "%[1]s", port_value: 15001}}
+    address: {socket_address: {address: "LISTEN", ipv4_compat: true, port_value: 15001}}
     listener_filters: [&dst {name: original_dst, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.listener.original_dst.v3.OriginalDst}}]
     filter_chains: [{filters: [{name: http, typed_config: {
       "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager,
@@ -26,8 +27,9 @@ static_resources:
       route_config: {request_headers_to_add: [{header: {key: x-through, value: outbound}}], response_headers_to_add: [{header: {key: x-through, value: outbound}}],
         virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, route: {cluster: outbound}}]}]}}}]}]
   - name: inbound
-    address: {socket_address: {address: "%[1]s", port_value: 15006}}
-    listener_filters: [*dst]
+    address: {socket_address: {address: "LISTEN", ipv4_compat: true, port_value: 15006}}
+    transparent: TPROXY
+    listener_filters: [*dst ORIGINAL_SRC]
     filter_chains: [{filters: [{name: http, typed_config: {
       "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager,
       stat_prefix: inbound, http_filters: [*router],
@@ -39,14 +41,42 @@ static_resources:
     type: ORIGINAL_DST
     lb_policy: CLUSTER_PROVIDED
     connect_timeout: 2s
-    upstream_bind_config: {source_address: {address: "%[2]s", port_value: 0}}
+    BIND
 `
 
+// proxy is how a sidecar's Envoy is set up for the way in which its pod is captured.
+type proxy struct {
+	listen     string
+	tproxy     bool // and then as root in the proxy's group, as injectors do
+	user       int64
+	privileges []string
+}
+
+// The proxies of pods that are captured by REDIRECT, by TPROXY, and with both families.
+var (
+	redirected  = proxy{listen: "0.0.0.0", user: 1337}
+	transparent = proxy{listen: "0.0.0.0", tproxy: true, user: 0, privileges: []string{"NET_ADMIN"}}
+	dualStack   = proxy{listen: "::", user: 1337}
+)
+
+func (p proxy) config() string {
+	source, bind := "", `upstream_bind_config: {source_address: {address: 127.0.0.6, port_value: 0}, extra_source_addresses: [{address: {address: "::6", port_value: 0}}]}`
+	if p.tproxy {
+		source = `, {name: original_src, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.listener.original_src.v3.OriginalSrc, mark: 1337}}`
+		bind = ""
+	}
+	text := strings.NewReplacer("LISTEN", p.listen, "TPROXY", strconv.FormatBool(p.tproxy), " ORIGINAL_SRC", source, "BIND", bind).Replace(envoyConfig)
+	if p.listen != "::" {
+		text = strings.ReplaceAll(text, "ipv4_compat: true, ", "")
+	}
+	return text
+}
+
 // startEnvoy starts a real Envoy as the pod's sidecar. It comes from the test's machine with the libraries that it needs.
-func (s *sandbox) startEnvoy(t *testing.T, listen, passThrough string) (id string) {
+func (s *sandbox) startEnvoy(t *testing.T, p proxy) (id string) {
 	t.Helper()
 	config := filepath.Join(s.node.dir, s.config.Metadata.Name+"-envoy.yaml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, envoyConfig, listen, passThrough), 0o644); err != nil {
+	if err := os.WriteFile(config, []byte(p.config()), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	envoy, err := filepath.EvalSymlinks(testenv.Envoy(t))
@@ -64,6 +94,6 @@ func (s *sandbox) startEnvoy(t *testing.T, listen, passThrough string) (id strin
 		}
 		mounts = append(mounts, &cri.Mount{HostPath: real, ContainerPath: dir, Readonly: true})
 	}
-	return s.start(t, container{name: "istio-proxy", user: 1337, mounts: mounts,
+	return s.start(t, container{name: "istio-proxy", user: p.user, group: 1337, privileges: p.privileges, mounts: mounts,
 		args: []string{"/envoy", "-c", "/envoy.yaml", "--log-level", "warning", "--concurrency", "1", "--disable-hot-restart"}})
 }

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -69,10 +70,12 @@ func (n *node) mustRun(t *testing.T, p *agentapi.Pod) *sandbox {
 
 // container is a program of a pod.
 type container struct {
-	name   string
-	args   []string // "": podapp's own entry point
-	user   int64
-	mounts []*cri.Mount
+	name       string
+	args       []string
+	user       int64
+	group      int64 // 0: as user
+	privileges []string
+	mounts     []*cri.Mount
 }
 
 func (s *sandbox) start(t *testing.T, c container) (id string) {
@@ -89,8 +92,9 @@ func (s *sandbox) start(t *testing.T, c container) (id string) {
 			Mounts:   c.mounts,
 			LogPath:  s.config.Metadata.Name + "-" + c.name + ".log",
 			Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
-				RunAsUser:  &cri.Int64Value{Value: c.user},
-				RunAsGroup: &cri.Int64Value{Value: c.user},
+				RunAsUser:    &cri.Int64Value{Value: c.user},
+				RunAsGroup:   &cri.Int64Value{Value: cmp.Or(c.group, c.user)},
+				Capabilities: &cri.Capability{AddCapabilities: c.privileges},
 			}},
 		},
 	})

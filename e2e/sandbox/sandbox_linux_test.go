@@ -12,6 +12,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -34,25 +35,33 @@ func (s *sandbox) at(i, port int) string {
 	return net.JoinHostPort(s.addresses[i].String(), fmt.Sprint(port))
 }
 
+// serve starts a server in the pod, on a port of all its addresses.
+func (s *sandbox) serve(t *testing.T, port int) (id string) {
+	return s.start(t, container{name: fmt.Sprintf("app%d", port), args: []string{"/podapp", "serve", fmt.Sprintf(":%d", port)}, user: 1000})
+}
+
+// waitFor waits until an address answers.
+func (s *sandbox) waitFor(t *testing.T, container, address string) {
+	t.Helper()
+	testenv.Eventually(t, "an answer of "+address, func() error {
+		if answer := s.get(t, container, address); !strings.HasPrefix(answer, "200") {
+			return errors.New(answer)
+		}
+		return nil
+	})
+}
+
 func TestTrafficOfARealPodGoesThroughARealEnvoy(t *testing.T) {
 	n := newNode(t, chained)
 	agent := n.startAgent(t)
 	agent.knows(meshPod("web", "traffic.sidecar.istio.io/excludeOutboundPorts", "9090", "traffic.sidecar.istio.io/excludeInboundPorts", "9090"),
 		plainPod("db"))
 	web, db := n.mustRun(t, meshPod("web")), n.mustRun(t, plainPod("db"))
-	web.startEnvoy(t, "0.0.0.0", "127.0.0.6")
-	serve := func(s *sandbox, port int) string {
-		return s.start(t, container{name: fmt.Sprintf("app%d", port), args: []string{"/podapp", "serve", fmt.Sprintf(":%d", port)}, user: 1000})
-	}
-	webApp, dbApp := serve(web, 8080), serve(db, 8080)
-	serve(web, 9090)
-	serve(db, 9090)
-	testenv.Eventually(t, "Envoy is at work", func() error {
-		if answer := db.get(t, dbApp, web.at(0, 8080)); !strings.HasPrefix(answer, "200") {
-			return errors.New(answer)
-		}
-		return nil
-	})
+	web.startEnvoy(t, redirected)
+	webApp, dbApp := web.serve(t, 8080), db.serve(t, 8080)
+	web.serve(t, 9090)
+	db.serve(t, 9090)
+	db.waitFor(t, dbApp, web.at(0, 8080))
 	for _, c := range []struct {
 		name, answer, want string
 	}{
@@ -75,6 +84,42 @@ func TestTrafficOfARealPodGoesThroughARealEnvoy(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(n.dir, "ipam/pods/10.88.*")); len(left) != 0 {
 		t.Errorf("addresses are left: %v", left)
+	}
+}
+
+func TestPodBehindATransparentProxySeesItsClientsAddresses(t *testing.T) {
+	n := newNode(t, chained)
+	pod := meshPod("web", "sidecar.istio.io/interceptionMode", "TPROXY")
+	pod.Spec.Containers[1].SecurityContext = agentapi.SecurityContext{RunAsUser: new(int64(0)), RunAsGroup: new(int64(1337))}
+	n.startAgent(t).knows(pod, plainPod("db"))
+	web, db := n.mustRun(t, pod), n.mustRun(t, plainPod("db"))
+	web.startEnvoy(t, transparent)
+	webApp, dbApp := web.serve(t, 8080), db.serve(t, 8080)
+	db.waitFor(t, dbApp, web.at(0, 8080))
+	if got, want := db.get(t, dbApp, web.at(0, 8080)), "200 through=[inbound] host=web remote="+db.addresses[0].String(); !strings.HasPrefix(got, want) {
+		t.Errorf("into the pod: %s, want %s", got, want)
+	}
+	if got, want := web.get(t, webApp, db.at(0, 8080)), "200 through=[outbound] host=db"; !strings.HasPrefix(got, want) {
+		t.Errorf("out of the pod: %s, want %s", got, want)
+	}
+}
+
+func TestPodOfADualStackMeshIsCapturedInBothFamilies(t *testing.T) {
+	n := newNode(t, chained)
+	pod := meshPod("web")
+	pod.Spec.Containers[1].Env = []agentapi.EnvVar{{Name: "ISTIO_DUAL_STACK", Value: "true"}}
+	n.startAgent(t).knows(pod, plainPod("db"))
+	web, db := n.mustRun(t, pod), n.mustRun(t, plainPod("db"))
+	web.startEnvoy(t, dualStack)
+	webApp, dbApp := web.serve(t, 8080), db.serve(t, 8080)
+	db.waitFor(t, dbApp, web.at(0, 8080))
+	for i, from := range []string{"127.0.0.6", "[::6]"} {
+		if got, want := db.get(t, dbApp, web.at(i, 8080)), "200 through=[inbound] host=web remote="+from; !strings.HasPrefix(got, want) {
+			t.Errorf("into %s: %s, want %s", web.addresses[i], got, want)
+		}
+		if got, want := web.get(t, webApp, db.at(i, 8080)), "200 through=[outbound] host=db"; !strings.HasPrefix(got, want) {
+			t.Errorf("out to %s: %s, want %s", db.addresses[i], got, want)
+		}
 	}
 }
 
