@@ -53,9 +53,9 @@ func TestTwoMeshesRunSideBySide(t *testing.T) {
 }
 
 // startUp runs a mesh in a process of its own, until it is ready.
-func startUp(t *testing.T, file, runtimeDir, guarded, agent string) (cmd *exec.Cmd, runID string) {
+func startUp(t *testing.T, file, runtimeDir, guarded, agent string, more ...string) (cmd *exec.Cmd, runID string) {
 	t.Helper()
-	cmd = exec.Command(os.Args[0], "up", file, runtimeDir, testenv.Envoy(t), guarded, agent)
+	cmd = exec.Command(os.Args[0], append([]string{"up", file, runtimeDir, testenv.Envoy(t), guarded, agent}, more...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -4,10 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
 // captureTimeout bounds how long putting the rules in force may take.
@@ -25,18 +26,14 @@ func (p *capturedPlacement) capture(i *Instance, at *place) error {
 
 // run runs a program in a place to its end.
 func (at *place) run(args, env []string) (output []byte, err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread stays in the place
+	netns.OnThread(func() {
 		if err = at.space.EnterThread(); err == nil {
 			err = at.around.Enter()
 		}
 		if err == nil {
 			output, err = runHere(args, env)
 		}
-	}()
-	<-done
+	})
 	return output, err
 }
 

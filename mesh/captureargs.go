@@ -21,7 +21,7 @@ func captureArgs(w *Workload) []string {
 	args := []string{
 		"iptables", "--envoy-port=" + strconv.Itoa(outboundPort), "--inbound-capture-port=" + strconv.Itoa(inboundPort),
 		"--proxy-uid=" + group, "--proxy-gid=" + group, "--istio-inbound-interception-mode=REDIRECT",
-		"--redirect-dns", "--capture-all-dns",
+		"--redirect-dns", "--capture-all-dns", "--dual-stack",
 	}
 	for _, flag := range sortedKeys(values) {
 		args = append(args, flag+"="+values[flag])

@@ -11,7 +11,7 @@ import (
 type Captured struct{}
 
 // The plan of addresses of a captured mesh, 10.N.0.0/16: 10.N.0.1 is the bridge, with the control plane, 10.N.0.2 stands
-// for the machine's own loopback, and 10.N.i.1 is instance i. The same in fd50:494c:4f54:N::/64: ::1, ::2 and ::i:1.
+// for the machine's own loopback, and 10.N.i.1 is instance i. The same in fd50:494c:4f54:N::/64: ::1 and ::i:1.
 type capturedPlan struct{ v4, v6 netip.Prefix }
 
 // HostName is what the machine's own loopback is called in a captured mesh.
@@ -36,9 +36,15 @@ func (p capturedPlan) at(group, host byte) (v4, v6 netip.Addr) {
 	return netip.AddrFrom4(a4), netip.AddrFrom16(a6)
 }
 
-// bridge has the control plane and the way outside; host stands for the machine.
+// bridge has the control plane and the way outside.
 func (p capturedPlan) bridge() (v4, v6 netip.Addr) { return p.at(0, 1) }
-func (p capturedPlan) host() (v4, v6 netip.Addr)   { return p.at(0, 2) }
+
+// host stands for the machine. It has no address of IPv6: a sidecar takes connections before it knows whether somebody
+// listens, so that no application would try the other family.
+func (p capturedPlan) host() netip.Addr {
+	v4, _ := p.at(0, 2)
+	return v4
+}
 
 // place gives all instances their addresses. Proxy and application share theirs: each sees what is meant for it.
 func (p capturedPlan) place(t *Topology) []*Instance {

@@ -34,10 +34,9 @@ func (Captured) Claim(t *Topology, use Resources) (Placement, error) {
 		return nil, err
 	}
 	bridge4, bridge6 := plan.bridge()
-	host4, host6 := plan.host()
 	bridge, err := netns.NewBridge(
 		netip.PrefixFrom(bridge4, plan.v4.Bits()), netip.PrefixFrom(bridge6, plan.v6.Bits()),
-		netip.PrefixFrom(host4, 32), netip.PrefixFrom(host6, 128))
+		netip.PrefixFrom(plan.host(), 32))
 	if err != nil {
 		return nil, fmt.Errorf("%w (--no-capture runs the mesh without network namespaces)", err)
 	}

@@ -87,6 +87,14 @@ func (m *Mesh) controlHandler() http.Handler {
 	mux.HandleFunc("POST /workloads/{name}/restart", func(w http.ResponseWriter, r *http.Request) {
 		order(func(ctx context.Context) error { return m.Restart(ctx, r.PathValue("name")) })(w, r)
 	})
+	mux.HandleFunc("GET /workloads/{name}/inside", func(w http.ResponseWriter, r *http.Request) {
+		in, err := m.inside(r.PathValue("name"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+			return
+		}
+		answer(w, in)
+	})
 	return mux
 }
 

@@ -438,6 +438,9 @@ func playUp(args []string) {
 	cfg := Config{
 		Topology: top, Environ: os.Environ(), RuntimeDir: args[1], EnvoyPath: args[2], AgentCommand: []string{os.Args[0], args[4]},
 	}
+	if len(args) > 5 && args[5] == "captured" {
+		cfg.Network = Captured{}
+	}
 	if args[3] == "guarded" {
 		cfg.GuardCommand = []string{os.Args[0], "guard"}
 	}

@@ -43,6 +43,7 @@ var roles = map[string]func(args []string){
 	"caller":     playCaller,
 	"say":        playSay,
 	"up":         playUp,
+	"exec":       playExec,
 }
 
 func fail(err error) {
@@ -90,7 +91,43 @@ func playCaller([]string) {
 		callByDNS(w, r.PathValue("host"))
 	})
 	mux.HandleFunc("GET /token", exchangeToken)
+	mux.HandleFunc("GET /tcp/{address}", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, callTCP(r.PathValue("address")))
+	})
+	if port := os.Getenv("PORT_TCP"); port != "" {
+		go func() { fail(greetTCP(port)) }()
+	}
 	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PILOTFISH_APP_ADDRESS"), os.Getenv("PORT")), mux))
+}
+
+// greetTCP says on each connection who is called, and by whom.
+func greetTCP(port string) error {
+	l, err := net.Listen("tcp", ":"+port)
+	if err != nil {
+		return err
+	}
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(conn, "%s was called from %s", os.Getenv("PILOTFISH_NAME"), conn.RemoteAddr().(*net.TCPAddr).IP)
+		_ = conn.Close()
+	}
+}
+
+func callTCP(address string) string {
+	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	said, err := io.ReadAll(conn)
+	if err != nil {
+		return err.Error()
+	}
+	return string(said)
 }
 
 // callByDNS calls without a proxy, by the address that the sidecar's agent knows for the name.
@@ -133,7 +170,10 @@ func exchangeToken(w http.ResponseWriter, r *http.Request) {
 }
 
 // playAgent is an agent without an Envoy: it answers at its status port as the real one does.
-func playAgent([]string) {
+func playAgent(args []string) {
+	if len(args) > 0 && args[0] == "iptables" {
+		return
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", func(w http.ResponseWriter, _ *http.Request) {
 		if _, err := os.Stat("unready"); err == nil {

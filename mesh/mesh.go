@@ -204,8 +204,15 @@ func (m *Mesh) claimNetwork(context.Context) error {
 	m.placement = placement
 	m.mu.Unlock()
 	m.events.publish(Event{Kind: MeshStarting, Origin: OriginMesh,
-		Message: fmt.Sprintf("mesh %s at %s, Envoy %s", m.Name(), placement.Describe(), m.envoy.Version)})
+		Message: fmt.Sprintf("mesh %s at %s%s, Envoy %s", m.Name(), placement.Describe(), howCaptured(placement), m.envoy.Version)})
 	return nil
+}
+
+func howCaptured(p Placement) string {
+	if p.Captured() {
+		return " with captured traffic"
+	}
+	return ""
 }
 
 func (m *Mesh) openAuthority(context.Context) error {

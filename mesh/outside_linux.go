@@ -51,12 +51,8 @@ func (p *capturedPlacement) dialOutside(ctx context.Context, from net.Conn) (net
 	if err != nil {
 		return nil, err
 	}
-	host4, host6 := p.plan.host()
-	switch to.Addr() {
-	case host4:
+	if to.Addr() == p.plan.host() {
 		to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), to.Port())
-	case host6:
-		to = netip.AddrPortFrom(netip.IPv6Loopback(), to.Port())
 	}
 	var dialer net.Dialer
 	return dialer.DialContext(ctx, "tcp", to.String())
@@ -118,12 +114,11 @@ func catchOutgoing(n *netns.Namespace, plan capturedPlan) error {
 		Name: "outgoing", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting,
 		Priority: nftables.ChainPriorityNATDest,
 	})
-	host4, host6 := plan.host()
 	for _, to := range []struct {
 		prefix netip.Prefix
 		other  bool
 	}{
-		{netip.PrefixFrom(host4, 32), false}, {plan.v4, true}, {netip.PrefixFrom(host6, 128), false}, {plan.v6, true},
+		{netip.PrefixFrom(plan.host(), 32), false}, {plan.v4, true}, {plan.v6, true},
 	} {
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: redirectTo(to.prefix, to.other)})
 	}

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
 // outputGrace is how long the output of a process that ended is still read: something it started may hold the pipe open.
@@ -55,10 +57,16 @@ func startProcess(c command) (*process, error) {
 // live starts the child and waits for its end, all on one thread: the kernel kills the child when the *thread* that
 // started it ends (see prctl(2), PR_SET_PDEATHSIG), so this thread has to live as long as the child.
 func (p *process) live(cmd *exec.Cmd, c command, r, w *os.File, result chan<- error) {
+	if c.Enter != nil {
+		netns.OnThread(func() { p.liveHere(cmd, c, r, w, result) })
+		return
+	}
 	runtime.LockOSThread()
-	if c.Enter == nil {
-		defer runtime.UnlockOSThread()
-	} // else the thread ends with this: it is not where others take it to be
+	defer runtime.UnlockOSThread()
+	p.liveHere(cmd, c, r, w, result)
+}
+
+func (p *process) liveHere(cmd *exec.Cmd, c command, r, w *os.File, result chan<- error) {
 	p.Started = time.Now()
 	err := enterAndStart(c.Enter, cmd)
 	_ = w.Close()

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
 )
 
 const (
@@ -83,22 +85,32 @@ func (r *resolver) ServeDNS(w dns.ResponseWriter, question *dns.Msg) {
 	_ = w.WriteMsg(forwarded)
 }
 
-// own is the answer for the machine's name.
+// own is the answer for the machine's name, and for addresses of IPv6 where they would lead nowhere: a sidecar takes the
+// connection all the same, so that no application would go on to an address of IPv4.
 func (r *resolver) own(question *dns.Msg) *dns.Msg {
-	if len(question.Question) != 1 || dns.CanonicalName(question.Question[0].Name) != HostName+"." {
+	if len(question.Question) != 1 {
 		return nil
 	}
 	q := question.Question[0]
-	host4, host6 := r.plan.host()
+	ours := dns.CanonicalName(q.Name) == HostName+"."
+	if !ours && (q.Qtype != dns.TypeAAAA || wayByIPv6()) {
+		return nil
+	}
 	answer := new(dns.Msg).SetReply(question)
-	head := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: 60}
-	switch q.Qtype {
-	case dns.TypeA:
-		answer.Answer = []dns.RR{&dns.A{Hdr: head, A: host4.AsSlice()}}
-	case dns.TypeAAAA:
-		answer.Answer = []dns.RR{&dns.AAAA{Hdr: head, AAAA: host6.AsSlice()}}
+	answer.RecursionAvailable = true
+	if ours && q.Qtype == dns.TypeA {
+		head := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: 60}
+		answer.Answer = []dns.RR{&dns.A{Hdr: head, A: r.plan.host().AsSlice()}}
 	}
 	return answer
+}
+
+// wayByIPv6 says whether this machine has a route for addresses of IPv6 that are not its own.
+func wayByIPv6() bool {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V6)
+	return err == nil && slices.ContainsFunc(routes, func(r netlink.Route) bool {
+		return r.Gw != nil && (r.Dst == nil || r.Dst.IP.IsUnspecified())
+	})
 }
 
 // forward asks this machine's resolvers, one after the other.

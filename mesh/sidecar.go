@@ -188,13 +188,17 @@ func (m *Mesh) proxyConfig(discovery string) (string, error) {
 	return string(out), err
 }
 
-// appEnv is the environment of an instance's application: that of the mesh's own process, what it has to know of its
-// place, and what the topology says.
+// appEnv is the environment of an instance's application: that of the mesh's own process, and that of its place.
 func (m *Mesh) appEnv(i *Instance, at Attachment) ([]string, error) {
+	place, err := m.placeEnv(i, at)
+	return append(append([]string(nil), m.cfg.Environ...), place...), err
+}
+
+// placeEnv is what an application has to know of its place, and what the topology says.
+func (m *Mesh) placeEnv(i *Instance, at Attachment) ([]string, error) {
 	w := i.workload
 	vars := i.variables(m.cfg.Topology.baseDir(), m.cfg.SelfPath)
-	env := append([]string(nil), m.cfg.Environ...)
-	env = append(env, at.AppEnv...)
+	env := append([]string(nil), at.AppEnv...)
 	env = append(env,
 		"PILOTFISH_APP_ADDRESS="+i.App.String(),
 		"PILOTFISH_DNS_ADDRESS="+i.dnsAddress(),

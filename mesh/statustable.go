@@ -20,8 +20,12 @@ func (s Status) WriteTable(out io.Writer, now time.Time) error {
 	if s.Control.Reason != "" {
 		control += " (" + s.Control.Reason + ")"
 	}
+	network := s.Network
+	if s.Captured {
+		network += ", captured"
+	}
 	fmt.Fprintf(out, "mesh %s  %s  pid %d  up for %s\ncontrol plane %s  %s  configuration: %s\n\n",
-		s.Mesh, s.Network, s.PID, ago(now.Sub(s.Started)), s.Control.Address, control, countProblems(s.Control.Problems))
+		s.Mesh, network, s.PID, ago(now.Sub(s.Started)), s.Control.Address, control, countProblems(s.Control.Problems))
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "\tWORKLOAD\tADDRESS\tAPPLICATION\tSIDECAR\tENVOY\tCERTIFICATE\tCONFIG\tREQ/S")
 	for _, i := range s.Instances {

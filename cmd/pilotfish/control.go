@@ -90,6 +90,30 @@ func newRestartCommand() *cobra.Command {
 	return c
 }
 
+func newExecCommand() *cobra.Command {
+	var which whichMesh
+	c := &cobra.Command{
+		Use:   "exec WORKLOAD [--] COMMAND [ARGUMENT]...",
+		Short: "Run a command as a workload's application is run",
+		Long: `Run a command where the application of a workload runs: with its environment and, where traffic is captured, in its
+network and with its names, so that what the command calls, it calls as the workload. Of a workload with replicas, name
+one instance. The command's end is that of this one.`,
+		Example: `  pilotfish exec page-v1 -- curl http://reviews:9080/reviews/1
+  pilotfish exec page-v1 sh`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			client, err := which.connect()
+			if err != nil {
+				return err
+			}
+			return client.Exec(c.Context(), args[0], args[1:], os.Environ())
+		},
+	}
+	which.flags(c)
+	c.Flags().SetInterspersed(false)
+	return c
+}
+
 func newStatusCommand() *cobra.Command {
 	var which whichMesh
 	var format string

@@ -56,7 +56,7 @@ the control plane of one.`,
 		&cobra.Group{ID: groupControl, Title: "Control plane:"},
 		&cobra.Group{ID: groupAgent, Title: "Agent of one proxy:"},
 	)
-	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), demo.NewCommand(), newEnvoyCommand())
+	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), newExecCommand(), demo.NewCommand(), newEnvoyCommand())
 	addGroup(root, groupControl, controlplane.NewCommand(), controlplane.NewTokenCommand())
 	for _, c := range agent.Commands() {
 		if c.Name() == "version" {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -19,22 +18,24 @@ type Namespace struct{ handle netns.NsHandle }
 // New makes a namespace whose loopback is up. It needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
 func New() (*Namespace, error) {
 	n := &Namespace{handle: netns.None()}
-	err := onThread(func() (err error) {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("making a network namespace: %w", err)
-		}
-		if n.handle, err = netns.Get(); err != nil {
-			return fmt.Errorf("opening a network namespace: %w", err)
-		}
-		return nil
-	})
-	if err != nil {
+	if err := n.make(); err != nil {
 		return nil, err
 	}
 	if err := n.Links(loopbackUp); err != nil {
 		return nil, fmt.Errorf("loopback of a network namespace: %w", err)
 	}
 	return n, nil
+}
+
+func (n *Namespace) make() (err error) {
+	OnThread(func() {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("making a network namespace: %w", err)
+		} else if n.handle, err = netns.Get(); err != nil {
+			err = fmt.Errorf("opening a network namespace: %w", err)
+		}
+	})
+	return err
 }
 
 func loopbackUp(h *netlink.Handle) error {
@@ -53,23 +54,26 @@ func (n *Namespace) FD() int { return int(n.handle) }
 
 // Do runs f on a thread that is in the namespace. What f starts in other goroutines is not.
 func (n *Namespace) Do(f func() error) error {
-	runtime.LockOSThread()
+	var err error
+	onThread(func() (clean bool) {
+		clean, err = n.visit(f)
+		return clean
+	})
+	return err
+}
+
+// visit runs f on this thread, and says whether the thread is back where it was.
+func (n *Namespace) visit(f func() error) (back bool, err error) {
 	home, err := netns.Get()
 	if err != nil {
-		runtime.UnlockOSThread()
-		return fmt.Errorf("the thread's network namespace: %w", err)
+		return true, fmt.Errorf("the thread's network namespace: %w", err)
 	}
 	defer home.Close()
 	if err := n.EnterThread(); err != nil {
-		runtime.UnlockOSThread()
-		return err
+		return true, err
 	}
-	defer func() {
-		if netns.Set(home) == nil { // else the thread is lost, and ends with the goroutine
-			runtime.UnlockOSThread()
-		}
-	}()
-	return f()
+	err = f()
+	return netns.Set(home) == nil, err
 }
 
 // EnterThread moves the calling thread into the namespace, for good; the goroutine has to be locked to it.
@@ -121,14 +125,4 @@ func (n *Namespace) ListenPacket(network, address string) (c net.PacketConn, err
 // Set sets a parameter below /proc/sys/net, which each namespace has its own of.
 func (n *Namespace) Set(parameter, value string) error {
 	return n.Do(func() error { return os.WriteFile("/proc/sys/net/"+parameter, []byte(value), 0o644) })
-}
-
-// onThread runs f on a thread that ends with it.
-func onThread(f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked
-		result <- f()
-	}()
-	return <-result
 }

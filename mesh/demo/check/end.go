@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -30,8 +31,15 @@ func endsClean(ctx context.Context, t *Target) (string, error) {
 	if len(had.processes) == 0 {
 		return "nothing had been started, and nothing is left", nil
 	}
-	return fmt.Sprintf("in %s: %d processes gone, no listener left in %s or at the gateway's port, no socket, no temporary file",
-		round(took), len(had.processes), had.network), nil
+	return fmt.Sprintf("in %s: %d processes%s gone, no listener left in %s or at the gateway's port, no socket, no temporary file",
+		round(took), len(had.processes), had.countNamespaces(), had.network), nil
+}
+
+func (f *footprint) countNamespaces() string {
+	if len(f.namespaces) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d network namespaces", len(f.namespaces))
 }
 
 // gone waits a moment, for the kernel to forget what has ended, and says what is still there.
@@ -55,6 +63,8 @@ type footprint struct {
 	network   netip.Prefix
 	gateway   netip.AddrPort
 	folders   []string
+	// namespaces are the network namespaces of a mesh that captures traffic.
+	namespaces []string
 }
 
 func (t *Target) footprint(ctx context.Context) (*footprint, error) {
@@ -76,6 +86,7 @@ func (t *Target) footprint(ctx context.Context) (*footprint, error) {
 	}
 	var err error
 	f.processes, err = family(os.Getpid(), known)
+	f.namespaces = ownNamespaces(f.processes)
 	return f, err
 }
 
@@ -103,6 +114,15 @@ func (f *footprint) left() ([]string, error) {
 	for _, name := range sockets {
 		if f.owns(name) {
 			left = append(left, "the socket "+name)
+		}
+	}
+	others, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	for _, ns := range ownNamespaces(others) {
+		if slices.Contains(f.namespaces, ns) {
+			left = append(left, "the network namespace "+ns)
 		}
 	}
 	for _, folder := range f.folders {

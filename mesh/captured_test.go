@@ -1,0 +1,106 @@
+package mesh
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestTheAddressesOfACapturedMeshFollowFromItsNetwork(t *testing.T) {
+	plan := planCaptured(78)
+	bridge4, bridge6 := plan.bridge()
+	instances := plan.place(&Topology{Workloads: []*Workload{{Name: "a", Replicas: 2}, {Name: "b", Replicas: 1}}})
+	var got []string
+	for _, i := range instances {
+		got = append(got, i.Name+" "+i.Proxy.String()+" "+i.Proxy6.String()+" "+i.AdminAddress().String())
+	}
+	want := []string{
+		"a-1 10.78.1.1 fd50:494c:4f54:4e::1:1 127.0.0.1:15000", "a-2 10.78.2.1 fd50:494c:4f54:4e::2:1 127.0.0.1:15000",
+		"b 10.78.3.1 fd50:494c:4f54:4e::3:1 127.0.0.1:15000",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	if bridge4 != netip.MustParseAddr("10.78.0.1") || bridge6 != netip.MustParseAddr("fd50:494c:4f54:4e::1") || plan.host() != netip.MustParseAddr("10.78.0.2") {
+		t.Errorf("the bridge is %s and %s, the machine %s", bridge4, bridge6, plan.host())
+	}
+}
+
+func TestAnnotationsSayWhatIsCaptured(t *testing.T) {
+	args := strings.Join(captureArgs(&Workload{Annotations: map[string]string{
+		"traffic.sidecar.istio.io/excludeOutboundPorts":    "3306",
+		"traffic.sidecar.istio.io/excludeInboundPorts":     "9999",
+		"traffic.sidecar.istio.io/includeOutboundIPRanges": "10.0.0.0/8",
+		"sidecar.istio.io/inject":                          "true",
+	}}), " ")
+	for _, want := range []string{
+		"iptables ", "--istio-local-outbound-ports-exclude=3306", "--istio-local-exclude-ports=9999,15020,15021,15090",
+		"--istio-service-cidr=10.0.0.0/8", "--istio-inbound-ports=*", "--proxy-gid=1337",
+	} {
+		if !strings.Contains(args, want) {
+			t.Errorf("no %q in %s", want, args)
+		}
+	}
+}
+
+// A relay hands on the end of one direction while the other goes on, and refuses for whom it cannot reach.
+func TestARelayCarriesWhatBothSidesSayToTheEnd(t *testing.T) {
+	server, front := listen(t), listen(t)
+	go func() {
+		for {
+			conn, err := server.Accept()
+			if err != nil {
+				return
+			}
+			all, _ := io.ReadAll(conn)
+			_, _ = conn.Write([]byte("got " + string(all)))
+			_ = conn.Close()
+		}
+	}()
+	address := server.Addr().String()
+	r := newRelay(front, func(ctx context.Context, _ net.Conn) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", address)
+	})
+	conn := dial(t, front)
+	_, _ = conn.Write([]byte("hello"))
+	_ = conn.CloseWrite()
+	if said, err := io.ReadAll(conn); err != nil || string(said) != "got hello" {
+		t.Errorf("got %q, %v", said, err)
+	}
+	_ = server.Close()
+	if said, err := io.ReadAll(dial(t, front)); err == nil {
+		t.Errorf("nobody listens, and %q", said)
+	}
+	open := dial(t, front)
+	if err := r.close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := io.ReadAll(open); err == nil {
+		t.Error("a connection ended in order with its relay")
+	}
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func dial(t *testing.T, to net.Listener) *net.TCPConn {
+	t.Helper()
+	conn, err := net.Dial("tcp", to.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn.(*net.TCPConn)
+}

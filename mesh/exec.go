@@ -1,0 +1,71 @@
+package mesh
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Inside is what it takes to run a program as an instance's application is run.
+type Inside struct {
+	// PID is a process that is in the instance's network; 0 where that is the machine's own.
+	PID int `json:"pid,omitempty"`
+	// Env is added to the program's environment.
+	Env []string `json:"env"`
+}
+
+// inside tells others of this user how to get to where an instance's application runs.
+func (m *Mesh) inside(name string) (Inside, error) {
+	for _, r := range m.snapshotRunners() {
+		if r.instance.Name != name {
+			continue
+		}
+		env, err := m.placeEnv(r.instance, r.attached)
+		in := Inside{Env: env}
+		if err == nil && m.placement.Captured() {
+			in.PID = r.agent.snapshot().PID
+			if in.PID == 0 {
+				err = fmt.Errorf("the %s of %s does not run now: see `pilotfish status`", r.agent.what, name)
+			}
+		}
+		return in, err
+	}
+	return Inside{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists those it has", m.Name(), name)
+}
+
+// Exec runs a program in the place of an instance's application, with its network, names and environment, in the place of
+// this process. It returns only on an error.
+func (c *Client) Exec(ctx context.Context, instance string, args, environ []string) error {
+	var in Inside
+	if err := c.call(ctx, http.MethodGet, "/workloads/"+url.PathEscape(instance)+"/inside", &in); err != nil {
+		return err
+	}
+	env := append(append([]string(nil), environ...), in.Env...)
+	if in.PID == 0 {
+		return execute(args, env)
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return fmt.Errorf("finding the working directory: %w", err)
+	}
+	if err := joinProcess(in.PID, dir); err != nil {
+		return fmt.Errorf("joining workload %s: %w", instance, err)
+	}
+	return execute(args, env)
+}
+
+// execute puts a program in the place of this process.
+func execute(args, env []string) error {
+	path, err := findProgram(command{Args: args, Env: env})
+	if err != nil {
+		return err
+	}
+	if !filepath.IsAbs(path) && strings.Contains(path, "/") {
+		path = "./" + path
+	}
+	return replaceProcess(path, args, env)
+}

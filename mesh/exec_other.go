@@ -1,0 +1,9 @@
+//go:build !linux
+
+package mesh
+
+import "runtime"
+
+func joinProcess(int, string) error { return &UnsupportedError{OS: runtime.GOOS} }
+
+func replaceProcess(string, []string, []string) error { return &UnsupportedError{OS: runtime.GOOS} }

@@ -1,0 +1,16 @@
+//go:build !linux
+
+package netns
+
+import "runtime"
+
+// OnThread runs f on a thread of its own.
+func OnThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		f()
+	}()
+	<-done
+}
