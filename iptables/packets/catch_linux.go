@@ -23,6 +23,7 @@ var (
 // catcher takes packets that were led to it, as the sockets that they are for would: with the address of those.
 type catcher struct {
 	lane
+	plain    bool // takes only what is for its own address
 	stream   net.Listener
 	datagram *net.UDPConn
 }
@@ -33,7 +34,7 @@ func catchers(families []iptables.Families, transparent []bool) (all []*catcher,
 		for _, p := range []byte{protocolTCP, protocolUDP} {
 			for _, marked := range transparent {
 				c := &catcher{lane: lane{family: f, protocol: p, transparent: marked}}
-				if err := c.listen(); err != nil {
+				if err := c.listen(netip.AddrPortFrom(loopback(f), 0)); err != nil {
 					return all, permission("a socket for test packets", err)
 				}
 				all = append(all, c)
@@ -43,22 +44,39 @@ func catchers(families []iptables.Families, transparent []bool) (all []*catcher,
 	return all, nil
 }
 
-func (c *catcher) listen() error {
-	address := loopback4
-	if c.family == iptables.IPv6 {
-		address = loopback6
+func loopback(f iptables.Families) netip.Addr {
+	if f == iptables.IPv6 {
+		return loopback6
 	}
+	return loopback4
+}
+
+func unspecified(f iptables.Families) netip.Addr {
+	if f == iptables.IPv6 {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}
+
+// network is the name of one for a single family.
+func network(protocol string, f iptables.Families) string {
+	if f == iptables.IPv6 {
+		return protocol + "6"
+	}
+	return protocol + "4"
+}
+
+func (c *catcher) listen(at netip.AddrPort) error {
 	config := net.ListenConfig{Control: c.options}
-	at := net.JoinHostPort(address.String(), "0")
 	if c.protocol == protocolTCP {
-		l, err := config.Listen(context.Background(), "tcp", at)
+		l, err := config.Listen(context.Background(), network("tcp", c.family), at.String())
 		if err != nil {
 			return err
 		}
 		c.stream, c.port = l, portOf(l.Addr())
 		return nil
 	}
-	l, err := config.ListenPacket(context.Background(), "udp", at)
+	l, err := config.ListenPacket(context.Background(), network("udp", c.family), at.String())
 	if err != nil {
 		return err
 	}
@@ -74,19 +92,14 @@ func standIns(families []iptables.Families, port uint16) (all []net.Listener, er
 	}
 	for _, f := range families {
 		c := &catcher{lane: lane{family: f, protocol: protocolTCP}}
-		network, any := "tcp4", netip.IPv4Unspecified()
-		if f == iptables.IPv6 {
-			network, any = "tcp6", netip.IPv6Unspecified()
-		}
-		config := net.ListenConfig{Control: c.options}
-		l, err := config.Listen(context.Background(), network, netip.AddrPortFrom(any, port).String())
+		err := c.listen(netip.AddrPortFrom(unspecified(f), port))
 		if errors.Is(err, unix.EADDRINUSE) {
 			continue
 		}
 		if err != nil {
 			return all, permission("stand in for the proxy", err)
 		}
-		all = append(all, l)
+		all = append(all, c.stream)
 	}
 	return all, nil
 }
@@ -105,7 +118,9 @@ func (c *catcher) options(_, _ string, raw syscall.RawConn) error {
 	}
 	var err error
 	if failed := raw.Control(func(fd uintptr) {
-		err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), level, transparent, 1))
+		if !c.plain {
+			err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), level, transparent, 1))
+		}
 		if err == nil && c.protocol == protocolUDP {
 			err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), level, original, 1))
 		}

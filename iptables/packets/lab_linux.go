@@ -3,7 +3,6 @@ package packets
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -114,40 +113,6 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-type token [16]byte
-
-// attempt is a packet on its way.
-type attempt struct {
-	packet   Packet
-	token    token
-	port     uint16   // it is sent from
-	socket   *os.File // nil of inbound packets
-	sequence uint32   // of inbound TCP
-
-	began time.Time
-	once  sync.Once
-	done  chan struct{}
-	got   Arrival
-}
-
-func (a *attempt) tcp() bool { return a.packet.Protocol == iptables.TCP }
-
-func (a *attempt) number() byte {
-	if a.tcp() {
-		return protocolTCP
-	}
-	return protocolUDP
-}
-
-// end tells what became of the packet; the first one to tell is right.
-func (a *attempt) end(got Arrival) {
-	a.once.Do(func() {
-		got.Took = time.Since(a.began)
-		a.got = got
-		close(a.done)
-	})
-}
-
 // Send sends packets, all at once, and tells in their order what became of each.
 func (l *Lab) Send(ctx context.Context, packets []Packet) ([]Arrival, error) {
 	s := &session{Lab: l, byToken: map[token]*attempt{}, byPort: map[flow]*attempt{}}
@@ -188,9 +153,8 @@ type session struct {
 func (s *session) open(packets []Packet) error {
 	ports := map[byte][]uint16{}
 	for _, p := range packets {
-		a := &attempt{packet: p, done: make(chan struct{})}
+		a := newAttempt(p)
 		s.attempts = append(s.attempts, a)
-		_, _ = rand.Read(a.token[:])
 		s.byToken[a.token] = a
 		if err := s.prepare(a); err != nil {
 			a.end(Arrival{Where: Nowhere, Err: err})

@@ -35,3 +35,14 @@ func (*Lab) Send(context.Context, []Packet) ([]Arrival, error) { return nil, nil
 
 // Close takes everything away that the Lab made.
 func (*Lab) Close() error { return nil }
+
+// Sockets test packets with nothing but sockets.
+type Sockets struct{ Lab }
+
+// OpenSockets fails: there are no network namespaces.
+func OpenSockets(Config, []uint16) (*Sockets, error) {
+	return nil, errors.New("packets can be tested on Linux only")
+}
+
+// CanSendAs tells whether this process may send packets as another user and group.
+func CanSendAs(_, _ uint32) bool { return false }

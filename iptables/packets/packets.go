@@ -72,6 +72,12 @@ type Arrival struct {
 // namespace, and CAP_SETUID and CAP_SETGID to send as somebody else.
 var ErrNotPermitted = errors.New("not permitted")
 
+// ErrHeld is returned for packets that were not sent, as a process that runs might have got them.
+var ErrHeld = errors.New("a port that the packet may arrive at is another process's")
+
+// ErrNoRoute is returned for packets that no way leads out for.
+var ErrNoRoute = errors.New("the namespace has no route there")
+
 // ErrNoSuchFamily is returned for packets of a family that the namespace has not.
 var ErrNoSuchFamily = errors.New("the namespace has no addresses of this family, and takes none")
 

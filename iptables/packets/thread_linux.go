@@ -76,3 +76,8 @@ func as(uid, gid uint32, f func() error) error {
 	}
 	return f()
 }
+
+// CanSendAs tells whether this process may send packets as another user and group.
+func CanSendAs(uid, gid uint32) bool {
+	return onThread(func() error { return as(uid, gid, func() error { return nil }) }) == nil
+}

@@ -171,20 +171,20 @@ func (w *world) addressOf(f iptables.Families, family int, free func() (ends, er
 	if err != nil {
 		return err
 	}
-	address := &netlink.Addr{IPNet: network(e.near, bits), Flags: unix.IFA_F_NODAD}
+	address := &netlink.Addr{IPNet: prefix(e.near, bits), Flags: unix.IFA_F_NODAD}
 	if err := w.netlink.AddrAdd(w.near, address); err != nil {
 		return fmt.Errorf("address %s for %s: %w", e.near, nearLink, err)
 	}
-	everything := network(netip.IPv4Unspecified(), 0)
+	everything := prefix(netip.IPv4Unspecified(), 0)
 	if family == unix.AF_INET6 {
-		everything = network(netip.IPv6Unspecified(), 0)
+		everything = prefix(netip.IPv6Unspecified(), 0)
 	}
 	route := &netlink.Route{LinkIndex: w.near.Index, Dst: everything, Table: testTable, Family: family, Scope: netlink.SCOPE_LINK}
 	if err := w.netlink.RouteReplace(route); err != nil {
 		return fmt.Errorf("a route through %s: %w", nearLink, err)
 	}
 	rule := netlink.NewRule()
-	rule.Family, rule.Table, rule.Priority, rule.Src = family, testTable, testPriority, network(e.near, e.near.BitLen())
+	rule.Family, rule.Table, rule.Priority, rule.Src = family, testTable, testPriority, prefix(e.near, e.near.BitLen())
 	if err := w.netlink.RuleAdd(rule); err != nil {
 		return fmt.Errorf("a policy rule for %s: %w", e.near, err)
 	}
@@ -204,7 +204,7 @@ func (w *world) settle(near netip.Addr) error {
 	return fmt.Errorf("address %s of %s does not come into use", near, nearLink)
 }
 
-func network(a netip.Addr, bits int) *net.IPNet {
+func prefix(a netip.Addr, bits int) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, a.BitLen())}
 }
 

@@ -25,6 +25,8 @@ type Proof struct {
 	// Unproven says why the packet could not be sent.
 	Unproven string        `json:"unproven,omitempty"`
 	Took     time.Duration `json:"took_ns"`
+
+	want, got fate
 }
 
 // fate is where a packet ends up, as rules and packets have it in common.
@@ -67,13 +69,15 @@ func same(p iptables.Packet, want, got fate) bool {
 // judge compares what the rules should do with a packet with what became of it.
 func judge(s sample, e iptables.Explanation, a packets.Arrival) Proof {
 	want, got := wanted(e), seen(s.Packet, a)
-	p := Proof{Subject: s.subject(), Want: want.words(s, ""), Got: got.words(s, a.String()), Took: a.Took}
+	p := Proof{Subject: s.subject(), Want: want.words(s, ""), Got: got.words(s, a.String()), Took: a.Took, want: want, got: got}
 	if e.Decision != nil {
 		p.Rule = e.Decision.ID
 	}
-	if errors.Is(a.Err, packets.ErrNotPermitted) || errors.Is(a.Err, packets.ErrNoSuchFamily) {
-		p.Got, p.Unproven = "", a.Err.Error()
-		return p
+	for _, unseen := range []error{packets.ErrNotPermitted, packets.ErrNoSuchFamily, packets.ErrHeld, packets.ErrNoRoute} {
+		if errors.Is(a.Err, unseen) {
+			p.Got, p.Unproven = "", a.Err.Error()
+			return p
+		}
 	}
 	if p.OK = same(s.Packet, want, got); !p.OK {
 		p.Consequence = p.Subject + " " + consequence(p.Rule, want, got)

@@ -3,9 +3,11 @@ package verify
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
 )
 
 // place is where samples are sent: the addresses that there are.
@@ -37,16 +39,41 @@ type sampler struct {
 	port  uint16
 	user  uint32
 	group uint32
+	// alone says that user and group are this process's own, and that it cannot send as anybody else.
+	alone bool
+	// indoors says that packets from outside cannot be sent, and those that leave not be seen.
+	indoors bool
+}
+
+// sends tells whether the packet can be sent, and where it arrives be seen.
+func (s *sampler) sends(p *iptables.Packet) bool {
+	if p.Direction == iptables.Inbound {
+		return !s.indoors
+	}
+	if s.alone && (*p.UID != s.user || *p.GID != s.group) {
+		return false
+	}
+	if !s.indoors || wanted(iptables.Explain(s.rules, *p)).end != iptables.Passes {
+		return true
+	}
+	return p.Interface == "lo" && p.To.Port() == s.port // which is nobody's, and open to every user
 }
 
 // maxSamples bounds the packets of one run.
 const maxSamples = 300
 
-// samples are packets of each kind, and for each rule one that would arrive elsewhere without it, or meets it at least.
-// left tells how many rules there was no room for.
-func samples(rules *iptables.RuleSet, at place) (all []sample, left int) {
+func newSampler(rules *iptables.RuleSet, at place) *sampler {
 	s := &sampler{place: at, rules: rules}
 	s.port, s.user, s.group = s.unnamed()
+	if !packets.CanSendAs(s.user, s.group) {
+		s.alone, s.user, s.group = true, uint32(os.Geteuid()), uint32(os.Getegid())
+	}
+	return s
+}
+
+// samples are packets of each kind, and for each rule one that would arrive elsewhere without it, or meets it at least.
+// left tells how many rules there was no room for.
+func (s *sampler) samples() (all []sample, left int) {
 	seen := map[string]bool{}
 	add := func(one sample) {
 		if key := one.String(); !seen[key] {
@@ -55,9 +82,11 @@ func samples(rules *iptables.RuleSet, at place) (all []sample, left int) {
 		}
 	}
 	for _, p := range s.kinds() {
-		add(sample{Packet: p})
+		if s.sends(&p) {
+			add(sample{Packet: p})
+		}
 	}
-	for _, one := range telling(rules, s.candidates()) {
+	for _, one := range telling(s.rules, slices.DeleteFunc(s.candidates(), func(p iptables.Packet) bool { return !s.sends(&p) })) {
 		if len(all) < maxSamples {
 			add(one)
 		} else {
@@ -347,4 +376,20 @@ func upper(p iptables.Protocol) string {
 		return "UDP"
 	}
 	return "TCP"
+}
+
+// unseen says what cannot be shown.
+func (s *sampler) unseen() (all []string) {
+	if s.indoors {
+		all = append(all, "inbound traffic: only who has CAP_NET_ADMIN and CAP_NET_RAW can send packets from outside")
+	}
+	if !s.alone {
+		return all
+	}
+	captured := func(p iptables.Packet) bool { return p.Interface != "lo" && s.sends(&p) }
+	if s.indoors && !slices.ContainsFunc(s.kinds(), captured) {
+		return append(all, fmt.Sprintf("outbound traffic of applications: the rules treat the user %d and the group %d of this process otherwise; "+
+			"run it as an application's user, or with CAP_NET_ADMIN, CAP_NET_RAW, CAP_SETUID and CAP_SETGID", s.user, s.group))
+	}
+	return append(all, "traffic of other users than this process's: only who has CAP_SETUID and CAP_SETGID can send it")
 }

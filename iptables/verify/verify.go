@@ -66,6 +66,16 @@ func (r *Report) read(ctx context.Context, cfg Config) error {
 	return nil
 }
 
+// lab sends packets.
+type lab interface {
+	Families() []iptables.Families
+	Own(iptables.Families) ([]netip.Addr, error)
+	Ends(iptables.Families) (near, far netip.Addr)
+	Link() string
+	Send(context.Context, []packets.Packet) ([]packets.Arrival, error)
+	Close() error
+}
+
 // prove sends packets.
 func (r *Report) prove(ctx context.Context, cfg Config) error {
 	lab, err := packets.Open(ctx, cfg.lab())
@@ -92,12 +102,13 @@ func (cfg *Config) lab() packets.Config {
 	return c
 }
 
-func (r *Report) proveIn(ctx context.Context, cfg Config, lab *packets.Lab) error {
+func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
 	at, err := placeOf(lab)
 	if err != nil {
 		return err
 	}
-	all, left := samples(cfg.Want, at)
+	s := newSampler(cfg.Want, at)
+	all, left := s.samples()
 	if left > 0 {
 		r.Unproven = append(r.Unproven, fmt.Sprintf("%d rules are more than are tested with packets", left))
 	}
@@ -109,11 +120,11 @@ func (r *Report) proveIn(ctx context.Context, cfg Config, lab *packets.Lab) erro
 		return err
 	}
 	r.Proofs = append(r.Proofs, proofs...)
-	r.Unproven = append(r.Unproven, unproven(cfg.Want, proofs)...)
+	r.Unproven = append(append(r.Unproven, unproven(cfg.Want, proofs)...), s.unseen()...)
 	return nil
 }
 
-func placeOf(lab *packets.Lab) (place, error) {
+func placeOf(lab lab) (place, error) {
 	p := place{link: lab.Link(), own: map[iptables.Families]netip.Addr{}, near: map[iptables.Families]netip.Addr{},
 		far: map[iptables.Families]netip.Addr{}}
 	for _, f := range lab.Families() {
@@ -128,7 +139,7 @@ func placeOf(lab *packets.Lab) (place, error) {
 }
 
 // send sends the samples and judges what became of them.
-func send(ctx context.Context, want *iptables.RuleSet, lab *packets.Lab, all []sample) ([]Proof, error) {
+func send(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample) ([]Proof, error) {
 	sent := make([]packets.Packet, len(all))
 	for i, s := range all {
 		sent[i] = s.packet()
@@ -146,7 +157,7 @@ func send(ctx context.Context, want *iptables.RuleSet, lab *packets.Lab, all []s
 
 // again sends once more what did not arrive as it should: a busy machine may take its time, and a rule that is wrong is so
 // twice.
-func again(ctx context.Context, want *iptables.RuleSet, lab *packets.Lab, all []sample, proofs []Proof) error {
+func again(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample, proofs []Proof) error {
 	var failed []sample
 	var at []int
 	for i, p := range proofs {

@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"net/netip"
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -12,7 +13,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if name := os.Getenv(validating); name != "" {
+		os.Exit(validator(name))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func backend(t *testing.T, ns *testns.Namespace) *nft.Backend {
 	t.Helper()
@@ -25,6 +31,14 @@ func backend(t *testing.T, ns *testns.Namespace) *nft.Backend {
 
 func compile(t *testing.T, change func(*iptables.Options)) *iptables.RuleSet {
 	t.Helper()
+	rules, err := compiled(change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+func compiled(change func(*iptables.Options)) (*iptables.RuleSet, error) {
 	o := iptables.DefaultOptions()
 	o.DualStack = true
 	o.InboundPorts.All, o.OutboundCIDRs.All = true, true
@@ -32,11 +46,7 @@ func compile(t *testing.T, change func(*iptables.Options)) *iptables.RuleSet {
 	if change != nil {
 		change(&o)
 	}
-	rules, err := iptables.Compile(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rules
+	return iptables.Compile(o)
 }
 
 // choices are options that differ in what they capture.
