@@ -3,6 +3,7 @@ package cni
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -67,6 +68,7 @@ type plan struct {
 	options iptables.Options
 	rules   *iptables.RuleSet
 	config  *Config
+	log     *slog.Logger
 	inject  func(step string) error // in tests; nil otherwise
 }
 
@@ -117,7 +119,7 @@ func (p *Plugin) planFor(ctx context.Context, c *call, settings *capture.Setting
 	if err != nil {
 		return nil, types.NewError(CodeBadPod, fmt.Sprintf("%s is not started, as its settings for the mesh are refused", c.args), err.Error())
 	}
-	plan := &plan{netns: netns, options: options, rules: rules, config: c.config}
+	plan := &plan{netns: netns, options: options, rules: rules, config: c.config, log: c.Logger}
 	if p.Step != nil {
 		plan.inject = func(step string) error { p.Step(step); return nil }
 	}

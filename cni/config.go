@@ -16,6 +16,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/cni/capture"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
 // Config is the plugin's configuration, from the network configuration list. The keys of Istio's plugin have its names and
@@ -102,10 +103,8 @@ func (c *Config) validate() error {
 	default:
 		refuse("ipv6", c.IPv6, "give auto, capture, reject or pass")
 	}
-	switch c.ForceIPTables {
-	case "", "legacy", "nft":
-	default:
-		refuse("force_iptables_binary", c.ForceIPTables, "give legacy, nft, or nothing for nftables")
+	if _, err := c.choice(); err != nil {
+		problems = append(problems, err)
 	}
 	if _, err := logLevel(c.LogLevel); err != nil {
 		problems = append(problems, err)
@@ -114,6 +113,16 @@ func (c *Config) validate() error {
 		return nil
 	}
 	return types.NewError(types.ErrInvalidNetworkConfig, "the plugin's configuration is refused", errors.Join(problems...).Error())
+}
+
+// choice is who puts rules in force. In Istio's plugin native_nftables false means the node's iptables; here they are for
+// kernels without nftables, and for who forces them.
+func (c *Config) choice() (backends.Choice, error) {
+	choice, err := backends.ParseChoice(c.ForceIPTables, c.NativeNFTables != nil && *c.NativeNFTables)
+	if err != nil {
+		return choice, fmt.Errorf("force_iptables_binary, native_nftables: %w", err)
+	}
+	return choice, nil
 }
 
 // settings are the part of the configuration that bears on every pod.

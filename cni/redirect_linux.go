@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
@@ -38,7 +38,11 @@ func addressesIn(ns *os.File) ([]netip.Addr, error) {
 }
 
 func (kernel) backend(p *plan) (iptables.Backend, error) {
-	return nft.New(nft.Config{NetNS: int(p.netns.Fd()), Inject: p.inject})
+	choice, err := p.config.choice()
+	if err != nil {
+		return nil, err
+	}
+	return backends.New(backends.Config{NetNS: int(p.netns.Fd()), Choice: choice, Logger: p.log, Inject: p.inject})
 }
 
 // apply puts the rules in force and looks whether the kernel has them as they were meant.

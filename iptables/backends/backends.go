@@ -48,6 +48,8 @@ type Config struct {
 	Choice Choice
 	// Logger is told what is chosen and why; nil: nobody.
 	Logger *slog.Logger
+	// Inject is for tests: it is called before each step of a change, which fails where it returns an error.
+	Inject func(step string) error
 }
 
 // Backend is the one that was chosen, and minds the other.
@@ -66,12 +68,12 @@ func New(cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS})}
+	b := &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Inject: cfg.Inject})}
 	var err error
-	if b.nft, err = nft.New(nft.Config{NetNS: cfg.NetNS}); err != nil {
+	if b.nft, err = nft.New(nft.Config{NetNS: cfg.NetNS, Inject: cfg.Inject}); err != nil {
 		return nil, err
 	}
-	b.alone, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true})
+	b.alone, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true, Inject: cfg.Inject})
 	return b, err
 }
 
