@@ -32,11 +32,14 @@ func Compile(o Options) (*RuleSet, error) {
 	}
 	c := newCompiler(&o)
 	rules := &RuleSet{Families: c.families | c.refused, Routing: c.routing()}
-	rules.Chains = append(rules.Chains, c.raw()...)
-	rules.Chains = append(rules.Chains, c.mangle()...)
-	rules.Chains = append(rules.Chains, c.nat()...)
+	captured := append(c.mangle(), c.nat()...)
+	// Questions to resolvers are told apart in the families that are refused too: an application's must not pass as one
+	// of the agent's that was from the same port.
 	if c.refused != 0 {
-		limit(rules.Chains, c.families)
+		limit(captured, c.families)
+	}
+	rules.Chains = append(c.of(rules.Families).raw(), captured...)
+	if c.refused != 0 {
 		rules.Chains = append(rules.Chains, c.refusal()...)
 	}
 	return rules, nil

@@ -5,12 +5,12 @@ import "slices"
 // refusal are the chains that refuse of a family what would be captured of it: the same decisions, with another end. They
 // are of the filter table, where alone every back end can refuse.
 func (c *compiler) refusal() []Chain {
-	f := *c
-	f.families, f.refused = c.refused, 0
-	f.OutboundCIDRs, f.OutboundExcludeCIDRs, f.DNSServers = c.asked.OutboundCIDRs, c.asked.OutboundExcludeCIDRs, c.asked.DNSServers
-	f.limitAddresses()
+	f := c.of(c.refused)
 	in, out, through := newBase(Filter, Input), newBase(Filter, Output), newBase(Filter, Forward)
 	fresh := []State{New}
+	for _, name := range f.VirtualInterfaces {
+		in.jump("refuse/hook-virtual-here-"+name, Match{InInterface: name, States: fresh}, chainVirtual, "what comes in from "+name+" is outbound traffic, to this pod too")
+	}
 	in.jump("refuse/hook-inbound", Match{Protocol: TCP, States: fresh}, chainInbound, "connections that come in are looked at")
 	out.jump("refuse/hook-outbound", Match{States: fresh}, chainOutput, "all that goes out is looked at")
 	for _, name := range f.VirtualInterfaces {
@@ -26,6 +26,15 @@ func (c *compiler) refusal() []Chain {
 	kept := used(append(chains, in, through, out)...)
 	limit(kept, c.refused)
 	return kept
+}
+
+// of is a compiler of the same options for families.
+func (c *compiler) of(families Families) *compiler {
+	f := *c
+	f.families, f.refused = families, 0
+	f.OutboundCIDRs, f.OutboundExcludeCIDRs, f.DNSServers = c.asked.OutboundCIDRs, c.asked.OutboundExcludeCIDRs, c.asked.DNSServers
+	f.limitAddresses()
+	return &f
 }
 
 // refuse turns a chain that redirects into one that refuses. What the proxy sends, to itself too, is left alone.

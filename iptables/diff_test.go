@@ -38,7 +38,7 @@ func TestEveryRuleThatIsMissingIsToldWithItsConsequence(t *testing.T) {
 		"excluded DNS":      {flagRedirectDNS, "true", flagDNSServers, "10.0.0.10", flagOutboundExclude, "60"},
 		"TPROXY":            {flagMode, "TPROXY", flagInboundExclude, "15020", flagInterfaces, "eth9", flagDualStack, "true"},
 		"some TPROXY ports": {flagMode, "TPROXY", flagInbound, "80,90-99", flagVirtual, "vif0"},
-		"refused":           {flagIPv6, "reject", flagInboundExclude, "15020", flagExcludeCIDRs, "fd00:1::/32,10.1.0.0/16", flagVirtual, "vif0"},
+		"refused":           {flagIPv6, "reject", flagInboundExclude, "15020", flagExcludeCIDRs, "fd00:1::/32,10.1.0.0/16", flagVirtual, "vif0", flagOutboundExclude, "3306"},
 	} {
 		rules := compiled(t, with(usual, more...)...)
 		for _, c := range rules.Chains {

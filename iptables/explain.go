@@ -99,8 +99,11 @@ func (w *walk) run() {
 	}
 	if w.p.Direction == Inbound {
 		w.hooks(Prerouting, Raw, Mangle, NAT)
+		if w.p.Forwarded {
+			w.hooks(Forward, Filter)
+			return
+		}
 		w.hooks(Input, Filter)
-		w.hooks(Forward, Filter)
 		return
 	}
 	w.hooks(Output, Raw, Mangle, NAT, Filter)

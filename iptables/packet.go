@@ -22,6 +22,8 @@ type Packet struct {
 	From, To  netip.AddrPort
 	// Interface that the packet leaves by (lo if it is for the namespace itself) or came in by.
 	Interface string
+	// Forwarded packets come in, but are for somewhere beyond the namespace, as a virtual machine's are.
+	Forwarded bool
 	// UID and GID of the process that sends it; nil where no process does.
 	UID, GID *uint32
 	Mark     uint32
@@ -37,6 +39,9 @@ func (p *Packet) Family() Families { return familyOf(p.To.Addr()) }
 // String says what the packet is, as one would write it for `explain`.
 func (p Packet) String() string {
 	text := fmt.Sprintf("%s %s from %s to %s by %s", p.Direction, p.Protocol, p.From, p.To, p.Interface)
+	if p.Forwarded {
+		text += ", passed on"
+	}
 	if p.UID != nil && p.GID != nil {
 		text += fmt.Sprintf(", sent by uid %d, gid %d", *p.UID, *p.GID)
 	}

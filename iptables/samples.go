@@ -221,7 +221,7 @@ func (s *sampler) inbound() {
 
 func (s *sampler) receive(f Families, by string, protocol Protocol, to netip.Addr, port uint16) *Packet {
 	s.packets = append(s.packets, Packet{Direction: Inbound, Protocol: protocol, From: netip.AddrPortFrom(sampleRemote[f], ephemeral),
-		To: netip.AddrPortFrom(to, port), Interface: by})
+		To: netip.AddrPortFrom(to, port), Interface: by, Forwarded: to != sampleOwn[f]})
 	return &s.packets[len(s.packets)-1]
 }
 
