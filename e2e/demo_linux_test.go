@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
 // checkResult is what `pilotfish demo --check -o json` prints, as far as it is read here.
@@ -36,31 +37,38 @@ var promised = []string{
 	"authorization policy", "edited file, no restart", "Envoy killed and back", "control plane away and back", "clean end",
 }
 
-func TestTheDemoKeepsEveryPromiseOnBothEnvoys(t *testing.T) {
+func TestTheDemoKeepsEveryPromiseOnBothEnvoysWithAndWithoutCapture(t *testing.T) {
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
-		t.Run(version, func(t *testing.T) {
-			out, err := pilotfish(t, "demo", "--check", "-o", "json", "--runtime-dir", runtimeDir(t),
-				"--envoy-path", testenv.EnvoyOf(t, version)).Output()
-			if err != nil {
-				t.Errorf("demo --check: %v", explain(err))
-			}
-			var result checkResult
-			if err := json.Unmarshal(out, &result); err != nil {
-				t.Fatalf("demo --check did not print JSON: %v\n%s", err, out)
-			}
-			seen := map[string]bool{}
-			for _, c := range result.Checks {
-				seen[c.Check] = true
-				if !c.OK {
-					t.Errorf("✗ %s: %s", c.Check, c.Evidence)
-				}
-			}
-			for _, name := range promised {
-				if !seen[name] {
-					t.Errorf("the check says nothing of %q", name)
-				}
-			}
-		})
+		for _, mode := range []string{"--capture", "--no-capture"} {
+			t.Run(version+mode, func(t *testing.T) { demoKeepsEveryPromise(t, version, mode) })
+		}
+	}
+}
+
+func demoKeepsEveryPromise(t *testing.T, version, mode string) {
+	if mode == "--capture" && mesh.CanCapture() != nil {
+		t.Skip(mesh.CanCapture())
+	}
+	out, err := pilotfish(t, "demo", "--check", mode, "-o", "json", "--runtime-dir", runtimeDir(t),
+		"--envoy-path", testenv.EnvoyOf(t, version)).Output()
+	if err != nil {
+		t.Errorf("demo --check: %v", explain(err))
+	}
+	var result checkResult
+	if err := json.Unmarshal(out, &result); err != nil {
+		t.Fatalf("demo --check did not print JSON: %v\n%s", err, out)
+	}
+	seen := map[string]bool{}
+	for _, c := range result.Checks {
+		seen[c.Check] = true
+		if !c.OK {
+			t.Errorf("✗ %s: %s", c.Check, c.Evidence)
+		}
+	}
+	for _, name := range promised {
+		if !seen[name] {
+			t.Errorf("the check says nothing of %q", name)
+		}
 	}
 }
 

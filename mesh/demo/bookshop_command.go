@@ -23,8 +23,8 @@ func NewBookshopCommand() *cobra.Command {
 		Short: "Run one service of the book shop that `pilotfish demo` brings up",
 		Long: `Run one service of the book shop: page, details, reviews, ratings or crawler.
 
-It calls its upstreams by plain name (http://reviews:9080/…) through the HTTP proxy that its sidecar is, and answers a
-browser with a page and everyone else with JSON that says what it saw: version, instance, the caller's identity, and
+It calls its upstreams by plain name (http://reviews:9080/…), through the HTTP proxy that its sidecar is where the traffic
+is not captured anyway, and answers a browser with a page and everyone else with JSON that says what it saw: version, instance, the caller's identity, and
 how each upstream answered. Every service has test paths too: /echo, /slow?ms=N, /flaky?every=N, /counters, /healthz.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
