@@ -1,19 +1,15 @@
 package install
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
+	"github.com/pilotfish-mesh/pilotfish/cni/tombstone"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
-
-// maxResult bounds the files in which container runtimes keep what they know of a sandbox.
-const maxResult = 1 << 20
 
 // Uninstall takes the plugin away: first its place in the configuration, so that no new pod asks for it; then the
 // kubeconfig; then the binary. While sandboxes name it, whose end would fail without it, the tombstone takes its place,
@@ -129,14 +125,14 @@ func (in *Installer) bury() error {
 	if in.config.Binary == "" {
 		return nil
 	}
-	named, err := References(in.config.Results, "")
+	named, err := tombstone.References(in.config.Results, PluginType, "")
 	if err != nil {
 		in.config.Logger.Warn("what sandboxes the container runtime knows cannot be seen; the tombstone stays", "error", err)
 	}
 	stays := named > 0 || err != nil
-	var tombstone file
+	var stone file
 	if stays && in.config.Tombstone != "" {
-		if tombstone, err = read(in.config.Tombstone, maxBinary); err != nil {
+		if stone, err = read(in.config.Tombstone, maxBinary); err != nil {
 			return err
 		}
 	}
@@ -147,8 +143,8 @@ func (in *Installer) bury() error {
 			continue
 		case err != nil:
 			return err
-		case stays && tombstone.exists && is.Mode().IsRegular():
-			err = in.disk.write(path, tombstone.content, 0o755)
+		case stays && stone.exists && is.Mode().IsRegular():
+			err = in.disk.write(path, stone.content, 0o755)
 			in.config.Logger.Info("sandboxes name the CNI plugin: a tombstone stays in its place until they are gone", "path", path, "sandboxes", named)
 			if err != nil {
 				return err
@@ -160,43 +156,4 @@ func (in *Installer) bury() error {
 		}
 	}
 	return nil
-}
-
-// References counts the sandboxes, other than one, that libcni remembers to have been made with the plugin: whose end asks
-// for it.
-func References(results, but string) (int, error) {
-	entries, err := os.ReadDir(results)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	count := 0
-	for _, e := range entries {
-		if e.IsDir() {
-			continue
-		}
-		f, err := read(filepath.Join(results, e.Name()), maxResult)
-		if err != nil {
-			return count, err
-		}
-		if sandbox, names := reference(f.content); names && (but == "" || sandbox != but) {
-			count++
-		}
-	}
-	return count, nil
-}
-
-// reference says whether a file of libcni's cache, which holds the configuration that a sandbox was made with, names the
-// plugin.
-func reference(content []byte) (sandbox string, names bool) {
-	var cached struct {
-		ContainerID string `json:"containerId"`
-		Config      []byte `json:"config"`
-	}
-	if json.Unmarshal(content, &cached) != nil {
-		return "", false
-	}
-	return cached.ContainerID, strings.Contains(string(cached.Config), `"`+PluginType+`"`)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
@@ -20,6 +21,22 @@ func (c *Client) Delete(ctx context.Context, p *agentapi.Pod) error {
 		return fmt.Errorf("deleting pod %s/%s: %w", p.Metadata.Namespace, p.Metadata.Name, err)
 	}
 	return nil
+}
+
+// DaemonSetGone says whether a daemon set was deleted, or is being so: then its pods are not followed by others.
+func (c *Client) DaemonSetGone(ctx context.Context, namespace, name string) (bool, error) {
+	var set struct {
+		Metadata agentapi.Metadata `json:"metadata"`
+	}
+	path := "/apis/apps/v1/namespaces/" + url.PathEscape(namespace) + "/daemonsets/" + url.PathEscape(name)
+	err := c.call(ctx, http.MethodGet, path, "", nil, &set, agentapi.MaxBody)
+	if IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading daemon set %s/%s: %w", namespace, name, err)
+	}
+	return set.Metadata.DeletionTimestamp != nil, nil
 }
 
 // Label sets one label of a pod, if it is still the one that was looked at.

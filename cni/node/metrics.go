@@ -7,13 +7,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
 // Metrics are the node agent's figures. Where Istio's node agent has one of the same meaning, so it is named.
 type Metrics struct {
 	registry *prometheus.Registry
 
-	Ready    prometheus.Gauge
 	Installs *prometheus.CounterVec // by result
 	Fights   *prometheus.CounterVec // by file
 	Repairs  *prometheus.CounterVec // by type and result
@@ -29,11 +29,10 @@ type Metrics struct {
 // latencies are of a plugin whose median is under 10 ms and that may have to wait for an API server.
 var latencies = []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// NewMetrics makes the figures, with those of the cache.
-func NewMetrics(cache *Cache) *Metrics {
+// NewMetrics makes the figures, with those of the cache and of the agent's readiness; each may be nil.
+func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
-		Ready:    gauge("istio_cni_install_ready", "Whether the CNI plugin is installed and the node agent serves it (1) or not (0)."),
 		Installs: counters("istio_cni_installs_total", "Installations of the CNI plugin, by result.", "result"),
 		Fights:   counters("pilotfish_cni_configuration_rewritten_total", "How often somebody else changed the CNI configuration that the plugin was chained into, by file.", "file"),
 		Repairs:  counters("istio_cni_repair_pods_repaired_total", "Pods without redirection that were dealt with, by type of repair and result.", "type", "result"),
@@ -48,8 +47,18 @@ func NewMetrics(cache *Cache) *Metrics {
 			Buckets: latencies,
 		}, []string{"command", "result"}),
 	}
-	m.registry.MustRegister(m.Ready, m.Installs, m.Fights, m.Repairs, m.Checks, m.Drifted, m.Watched, m.commands, m.asked, m.seconds,
+	m.registry.MustRegister(m.Installs, m.Fights, m.Repairs, m.Checks, m.Drifted, m.Watched, m.commands, m.asked, m.seconds,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if ready != nil {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "istio_cni_install_ready", Help: "Whether the CNI plugin is installed and the node agent serves it (1) or not (0).",
+		}, func() float64 {
+			if ready().OK {
+				return 1
+			}
+			return 0
+		}))
+	}
 	if cache != nil {
 		m.registry.MustRegister(
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_known", Help: "Pods of the node that are known."},

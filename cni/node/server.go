@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
@@ -37,8 +38,10 @@ type ServerConfig struct {
 	Health  health.Check
 	Metrics *Metrics
 	// Told is called with each result; nil for none. It must not block.
-	Told   func(agentapi.Result)
-	Logger *slog.Logger
+	Told func(agentapi.Result)
+	// Recheck is how often it is looked whether the socket's file is still there; 0: 5 s.
+	Recheck time.Duration
+	Logger  *slog.Logger
 }
 
 // Server answers the plugin on the unix socket.
@@ -50,14 +53,14 @@ type Server struct {
 
 // NewServer listens. Only root and the agent's own user get an answer.
 func NewServer(c ServerConfig) (*Server, error) {
-	if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
-		return nil, fmt.Errorf("the run directory of the CNI plugin: %w", err)
+	if c.Recheck == 0 {
+		c.Recheck = 5 * time.Second
 	}
-	listener, err := uds.Listen(filepath.Join(c.RunDir, agentapi.SocketName), 0o600)
-	if err != nil {
+	s := &Server{config: c}
+	var err error
+	if s.listener, err = s.listen(); err != nil {
 		return nil, err
 	}
-	s := &Server{config: c, listener: uds.Only(listener, uds.Users{0, uint32(os.Geteuid())}, c.Logger)}
 	s.http = &http.Server{
 		Handler:           s.handler(),
 		ReadHeaderTimeout: 5 * time.Second,
@@ -70,6 +73,19 @@ func NewServer(c ServerConfig) (*Server, error) {
 	return s, nil
 }
 
+func (s *Server) listen() (net.Listener, error) {
+	if err := os.MkdirAll(s.config.RunDir, 0o755); err != nil {
+		return nil, fmt.Errorf("the run directory of the CNI plugin: %w", err)
+	}
+	listener, err := uds.Listen(s.socket(), 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return uds.Only(listener, uds.Users{0, uint32(os.Geteuid())}, s.config.Logger), nil
+}
+
+func (s *Server) socket() string { return filepath.Join(s.config.RunDir, agentapi.SocketName) }
+
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+agentapi.PodPath, s.pod)
@@ -79,21 +95,56 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// Run serves until the context ends, and lets those who are being answered get their answer.
+// Run serves until the context ends, and lets those who are being answered get their answer. A socket whose file is lost
+// with the file system that it was on is made anew.
 func (s *Server) Run(ctx context.Context) error {
-	answered := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(answered)
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
-		defer cancel()
-		_ = s.http.Shutdown(last)
-	})
-	err := s.http.Serve(s.listener)
-	if stop() {
-		return fmt.Errorf("serving the CNI plugin: %w", err)
+	failed := make(chan error, 1)
+	var serving sync.WaitGroup
+	serve := func(l net.Listener) {
+		serving.Go(func() {
+			if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				select {
+				case failed <- err:
+				default:
+				}
+			}
+		})
 	}
-	<-answered
-	return ctx.Err()
+	serve(s.listener)
+	recheck := time.NewTicker(s.config.Recheck)
+	defer recheck.Stop()
+	var err error
+	for err == nil {
+		select {
+		case <-ctx.Done():
+			err = ctx.Err()
+		case err = <-failed:
+			err = fmt.Errorf("serving the CNI plugin: %w", err)
+		case <-recheck.C:
+			if l := s.listenAgain(); l != nil {
+				serve(l)
+			}
+		}
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+	defer cancel()
+	_ = s.http.Shutdown(last)
+	serving.Wait()
+	return err
+}
+
+// listenAgain gives a new listener when the socket's file is gone.
+func (s *Server) listenAgain() net.Listener {
+	if _, err := os.Lstat(s.socket()); !errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	l, err := s.listen()
+	if err != nil {
+		s.config.Logger.Warn("the CNI plugin's socket is lost and cannot be made anew", "error", err)
+		return nil
+	}
+	s.config.Logger.Info("the CNI plugin's socket was lost, and is made anew", "socket", s.socket())
+	return l
 }
 
 func (s *Server) pod(w http.ResponseWriter, r *http.Request) {

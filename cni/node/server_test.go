@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -82,7 +83,7 @@ func post(t *testing.T, client *http.Client, path string, body any) int {
 }
 
 func TestPluginIsToldThePodOrWhyNot(t *testing.T) {
-	m := NewMetrics(nil)
+	m := NewMetrics(nil, nil)
 	client := serve(t, ServerConfig{Metrics: m, Pod: func(_ context.Context, _, name, uid string) (*agentapi.Pod, error) {
 		switch name {
 		case "gone":
@@ -113,7 +114,7 @@ func TestPluginIsToldThePodOrWhyNot(t *testing.T) {
 }
 
 func TestResultsBecomeFiguresOfBoundedKinds(t *testing.T) {
-	m := NewMetrics(nil)
+	m := NewMetrics(nil, nil)
 	var told []agentapi.Result
 	client := serve(t, ServerConfig{Metrics: m, Told: func(r agentapi.Result) { told = append(told, r) }})
 	for _, r := range []agentapi.Result{
@@ -139,7 +140,7 @@ func TestResultsBecomeFiguresOfBoundedKinds(t *testing.T) {
 
 func TestPluginsLogIsWrittenAsItsOwnAndBounded(t *testing.T) {
 	out := &testenv.Buffer{}
-	client := serve(t, ServerConfig{Metrics: NewMetrics(nil), Logger: slog.New(slog.NewTextHandler(out, nil))})
+	client := serve(t, ServerConfig{Metrics: NewMetrics(nil, nil), Logger: slog.New(slog.NewTextHandler(out, nil))})
 	entries := []agentapi.LogEntry{
 		{Level: "WARN", Message: "something is odd", Attributes: map[string]json.RawMessage{"pod": json.RawMessage(`"shop/web"`), "n": json.RawMessage(`3`)}},
 		{Level: "DEBUG", Message: "too much detail"},
@@ -162,7 +163,7 @@ func TestPluginsLogIsWrittenAsItsOwnAndBounded(t *testing.T) {
 
 func TestStatusIsTheAgentsHealth(t *testing.T) {
 	now := health.Condition{Reason: "the pods were not listed yet"}
-	client := serve(t, ServerConfig{Metrics: NewMetrics(nil), Health: func() health.Condition { return now }})
+	client := serve(t, ServerConfig{Metrics: NewMetrics(nil, nil), Health: func() health.Condition { return now }})
 	if code, text := get(t, client, agentapi.StatusPath); code != 503 || !strings.Contains(text, "not listed yet") {
 		t.Errorf("%d %s", code, text)
 	}
@@ -173,7 +174,7 @@ func TestStatusIsTheAgentsHealth(t *testing.T) {
 }
 
 func TestSecondAgentDoesNotTakeTheSocket(t *testing.T) {
-	c := ServerConfig{RunDir: t.TempDir(), Metrics: NewMetrics(nil), Logger: quiet}
+	c := ServerConfig{RunDir: t.TempDir(), Metrics: NewMetrics(nil, nil), Logger: quiet}
 	first, err := NewServer(c)
 	if err != nil {
 		t.Fatal(err)
@@ -181,5 +182,33 @@ func TestSecondAgentDoesNotTakeTheSocket(t *testing.T) {
 	defer func() { _ = first.listener.Close() }()
 	if _, err := NewServer(c); err == nil {
 		t.Error("two agents listen on one socket")
+	}
+}
+
+func TestLostSocketIsMadeAnew(t *testing.T) {
+	c := ServerConfig{RunDir: filepath.Join(t.TempDir(), "run"), Metrics: NewMetrics(nil, nil), Health: func() health.Condition { return health.Well },
+		Recheck: time.Millisecond, Logger: quiet}
+	s, err := NewServer(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	for range 2 {
+		if err := os.Rename(c.RunDir, filepath.Join(t.TempDir(), "lost")); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, "an answer", func() error {
+			client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(c.RunDir, agentapi.SocketName))
+			}}}
+			response, err := client.Get("http://agent" + agentapi.StatusPath)
+			if err == nil {
+				_ = response.Body.Close()
+			}
+			return err
+		})
 	}
 }
