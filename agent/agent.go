@@ -59,9 +59,10 @@ type Agent struct {
 	names      *dns.Server   // nil when no DNS questions are answered
 	modules    *wasm.Modules // nil when Envoy fetches its modules itself
 
-	orders orders
-	family family
-	leave  func() // gives up the directories
+	orders  orders
+	family  family
+	settled settled
+	leave   func() // gives up the directories
 }
 
 // New makes the agent's parts, takes its directories and the status port and writes the bootstrap, so that what cannot work
@@ -188,7 +189,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.envoy != nil {
 		proxy.start(ctx, a.envoy.part())
 	}
-	servers.wait.Go(func() { settle(serving) })
+	servers.wait.Go(func() { a.settled.settle(serving) })
 	servers.wait.Go(func() {
 		select {
 		case <-a.Drain:

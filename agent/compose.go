@@ -1,10 +1,15 @@
 package agent
 
 import (
+	"time"
+
 	"github.com/pilotfish-mesh/pilotfish/sds"
 	"github.com/pilotfish-mesh/pilotfish/status"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
+
+// leastKeepalive is that of gRPC: servers end connections on which more pings come.
+const leastKeepalive = 10 * time.Second
 
 func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 	c := a.Config.ControlPlane
@@ -23,8 +28,9 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 			ClusterID: a.Config.Identity.ClusterID,
 			Headers:   c.Headers,
 		},
-		KeepaliveInterval: c.KeepaliveInterval,
+		KeepaliveInterval: max(c.KeepaliveInterval, leastKeepalive),
 		KeepaliveTimeout:  c.KeepaliveTimeout,
+		Awake:             a.settled.forget,
 		MaxRequest:        c.MaxRequest,
 		LossLimit:         a.Config.Health.LossLimit,
 		Local:             a.localTypes(),

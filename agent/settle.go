@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"time"
 )
 
@@ -24,23 +25,39 @@ const (
 // hurry favours speed over memory until settle ends that.
 func hurry() { debug.SetGCPercent(startHeapGrowth) }
 
+// settled gives back the program's pages that are not needed at rest; it is made by settle.
+type settled struct {
+	mu    sync.Mutex
+	pages pages
+	last  time.Time
+	ready bool
+}
+
+// forget gives the pages back, unless that was done lately. It is for moments at which the process is awake: what the
+// moments before have mapped goes, and what this one needs comes back.
+func (s *settled) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ready && time.Since(s.last) >= forgetAtMost {
+		s.pages.forget()
+		s.last = time.Now()
+	}
+}
+
 // settle gives back what starting took: the garbage of reading and building the configuration, and the pages of the
 // program that only initialisation reads. It does so with the pages again after collections until the context ends.
-func settle(ctx context.Context) {
+func (s *settled) settle(ctx context.Context) {
 	if !sleep(ctx, settleAfter) {
 		return
 	}
 	debug.SetGCPercent(heapGrowth)
+	runtime.GC() // pools give their buffers to the second collection
 	debug.FreeOSMemory()
-	p := program()
-	p.forget()
-	last := time.Now()
-	afterCollections(ctx, func() {
-		if time.Since(last) >= forgetAtMost {
-			p.forget()
-			last = time.Now()
-		}
-	})
+	s.mu.Lock()
+	s.pages, s.ready = program(), true
+	s.mu.Unlock()
+	s.forget()
+	afterCollections(ctx, s.forget)
 }
 
 // afterCollections has something done after each collection of garbage until the context ends. The collector reads types

@@ -42,8 +42,8 @@ func NewAdmin(addr string) *Admin {
 			var d net.Dialer
 			return d.DialContext(ctx, network, target)
 		},
-		MaxIdleConnsPerHost: 2,
-		IdleConnTimeout:     30 * time.Second,
+		// One stays for as long as Envoy does: a process at rest is not woken to close it.
+		MaxIdleConnsPerHost: 1,
 		DisableCompression:  true,
 	}
 	return &Admin{addr: addr, client: &http.Client{Transport: transport}}

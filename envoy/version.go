@@ -32,15 +32,18 @@ func (v Version) Compare(o Version) int {
 }
 
 var (
-	versionPattern = regexp.MustCompile(`^(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:-([0-9A-Za-z.-]{1,64}))?$`)
+	versionPattern = regexp.MustCompile(`^(\d\d?\d?\d?)\.(\d\d?\d?\d?)\.(\d\d?\d?\d?)(?:-([0-9A-Za-z.-]+))?$`)
 	// Envoy prints "<path>  version: <commit>/<version>/<Clean|Modified>/<RELEASE|DEBUG>/<TLS library>".
 	outputPattern = regexp.MustCompile(`version: [0-9A-Za-z-]*/(\d[0-9A-Za-z.-]*)/[A-Za-z]+/[A-Za-z]+/`)
 )
 
+// longestPre bounds what stands after a version's number.
+const longestPre = 64
+
 // ParseVersion reads "1.40.0" or "1.41.0-dev".
 func ParseVersion(text string) (Version, error) {
 	m := versionPattern.FindStringSubmatch(text)
-	if m == nil {
+	if m == nil || len(m[4]) > longestPre {
 		return Version{}, fmt.Errorf("%q is not a version such as 1.40.0", text)
 	}
 	var v Version

@@ -148,6 +148,10 @@ func (c *CASource) finishWarm(ctx context.Context) {
 const longestPause = time.Minute
 
 func (c *CASource) pause(ctx context.Context, d time.Duration) {
+	if system, ok := c.config.Clock.(SystemClock); ok {
+		system.Sleep(ctx, d)
+		return
+	}
 	select {
 	case <-c.config.Clock.After(min(d, longestPause)):
 	case <-ctx.Done():

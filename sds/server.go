@@ -113,6 +113,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer cancel()
 	server := grpc.NewServer(
 		grpc.Creds(uds.ServerCredentials(s.config.AllowedUIDs, s.config.Logger)),
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)

@@ -14,6 +14,8 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/wake"
 )
 
 // Source gives the workload's identity: the certificate "default" and the roots "ROOTCA". Its methods are safe for
@@ -144,6 +146,9 @@ func (SystemClock) Now() time.Time { return time.Now() }
 
 // After is time.After.
 func (SystemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
+
+// Sleep waits until so much time has passed, also while the machine was suspended, or the clock is set, or the context ends.
+func (SystemClock) Sleep(ctx context.Context, d time.Duration) { wake.Sleep(ctx, d) }
 
 // subscribers are the functions to call after a change.
 type subscribers struct {

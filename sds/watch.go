@@ -10,12 +10,13 @@ import (
 
 const (
 	defaultDebounce = 100 * time.Millisecond
-	// slowPoll is how often files are read although nothing was heard of them, for file systems that tell nothing, and for
-	// directories that are moved as a whole;
+	// slowPoll is how often files are read although nothing was heard of them, for file systems that may tell nothing;
 	// fastPoll while something is wrong with them, since the event that mends it may have come too early. It doubles up to
 	// slowPoll.
 	slowPoll = time.Minute
 	fastPoll = time.Second
+	// quietPoll is slowPoll where every file system is one that tells: a directory further up may be moved as a whole there.
+	quietPoll = 5 * time.Minute
 	// quietPart of the debounce time without another event is enough: files that are replaced by renaming are complete, and
 	// who writes a file in place hardly pauses for longer.
 	quietPart = 5
@@ -61,7 +62,7 @@ func (w *watch) run(ctx context.Context) {
 			}
 		}
 		w.follow(paths)
-		wait := slowPoll
+		wait := w.poll()
 		switch {
 		case !w.check():
 			wait, unwell = unwell, min(2*unwell, slowPoll)
@@ -74,6 +75,16 @@ func (w *watch) run(ctx context.Context) {
 			unwell = fastPoll
 		}
 	}
+}
+
+// poll is how often files are read although nothing is heard.
+func (w *watch) poll() time.Duration {
+	for dir := range w.watched {
+		if !tells(dir) {
+			return slowPoll
+		}
+	}
+	return quietPoll
 }
 
 func (w *watch) close() {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Codes of errors, by RFC 6749 section 5.2 and RFC 8693 section 2.2.2.
@@ -70,18 +71,23 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // a client that left needs no answer
 }
 
-// run matches what tokens and addresses are made of, and ordinary is what a host's name or a word can be.
+// run matches what tokens and addresses are made of, and ordinary is what a host's name or a word can be. They are large
+// once they are compiled, and most agents never need them.
 var (
-	run      = regexp.MustCompile(`[A-Za-z0-9_.~+=/-]{12,}`)
-	ordinary = regexp.MustCompile(`^[A-Za-z0-9_.~+=-]{0,31}$|^[a-z0-9-]{1,31}(\.[a-z0-9-]{1,31})+$`)
-	marked   = regexp.MustCompile(`^(eyJ|ya29\.)`)
+	run = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`[A-Za-z0-9_.~+=/-]{12,}`)
+	})
+	ordinary = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[A-Za-z0-9_.~+=-]{0,31}$|^[a-z0-9-]{1,31}(\.[a-z0-9-]{1,31})+$`)
+	})
+	marked = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(eyJ|ya29\.)`) })
 )
 
 // withoutCredentials takes out what could be one.
 func withoutCredentials(text string) string {
-	return run.ReplaceAllStringFunc(text, func(found string) string {
+	return run().ReplaceAllStringFunc(text, func(found string) string {
 		for part := range strings.SplitSeq(found, "/") {
-			if marked.MatchString(part) || !ordinary.MatchString(part) {
+			if marked().MatchString(part) || !ordinary().MatchString(part) {
 				return removed
 			}
 		}

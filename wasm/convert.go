@@ -157,7 +157,7 @@ func (m *Modules) keep(f *filter) {
 	if err != nil || file == "" {
 		return
 	}
-	if path, err := filepath.Rel(dir, file); err == nil && modulePath.MatchString(path) {
+	if path, err := filepath.Rel(dir, file); err == nil && modulePath().MatchString(path) {
 		m.once.Do(func() { close(m.used) })
 		m.store.use(f.resource.GetName(), path, false)
 	}

@@ -23,8 +23,10 @@ const (
 	largestIndex = 4 << 20
 )
 
-// modulePath is how the files of modules are named, below the store's directory.
-var modulePath = regexp.MustCompile(`^[0-9a-f]{64}/[0-9a-f]{64}\.wasm$`)
+// modulePath is how the files of modules are named, below the store's directory; it is large once it is compiled.
+var modulePath = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9a-f]{64}/[0-9a-f]{64}\.wasm$`)
+})
 
 // store keeps modules in a directory, with an index that outlives the process. Which URLs they came from is in it as a
 // checksum only, for a URL may hold a password.
@@ -82,7 +84,7 @@ func (s *store) open() {
 		return
 	}
 	for path, e := range entries {
-		if e != nil && modulePath.MatchString(path) {
+		if e != nil && modulePath().MatchString(path) {
 			e.path = path
 			s.entries[path] = e
 		}
@@ -276,7 +278,7 @@ func (s *store) sweep(limit time.Time) {
 		if err != nil || statErr != nil || !info.Mode().IsRegular() || info.ModTime().After(limit) {
 			continue
 		}
-		ours := modulePath.MatchString(filepath.ToSlash(path)) || strings.HasPrefix(path, tempPrefix)
+		ours := modulePath().MatchString(filepath.ToSlash(path)) || strings.HasPrefix(path, tempPrefix)
 		if ours && s.entries[path] == nil {
 			_ = os.Remove(file)
 		}

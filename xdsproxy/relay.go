@@ -62,9 +62,13 @@ type Config struct {
 	// Server says how they are verified, and what the relay shows of itself: TLS or plaintext, token, headers.
 	Server
 
-	// KeepaliveInterval and KeepaliveTimeout detect a control plane that has gone without a word; zero is 30 s and 10 s.
+	// KeepaliveInterval and KeepaliveTimeout detect a control plane that has gone without a word; zero is 30 s and 10 s. It is
+	// asked sooner when Envoy asks it something, or somebody asks for the relay's condition.
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
+	// Awake is called when the control plane was heard after a long silence, if it is set: the process is awake then. It must
+	// not block.
+	Awake func()
 	// ConnectTimeout bounds one attempt at one address; zero is 5 s. After Stagger, the next address is tried beside it;
 	// zero is 500 ms.
 	ConnectTimeout, Stagger time.Duration
@@ -260,6 +264,7 @@ func (r *Relay) Health() (ok bool, reason string) {
 // stream is in force. Losing the control plane after that is told in the reason, and does no harm before LossLimit,
 // since Envoy goes on with what it has.
 func (r *Relay) Condition(process int) health.Condition {
+	r.uplink.ask()
 	return r.withCredentials(r.book.condition(int32(process), r.config.LossLimit))
 }
 

@@ -141,6 +141,7 @@ func (s *session) run() error {
 			calm = nil
 			continue
 		}
+		s.uplink.ended(err)
 		s.book.streamEnded(l.address, err)
 		s.keeping.due = true
 		if !answered || errors.Is(err, errSilent) {
@@ -296,6 +297,7 @@ func (a *ascent) send() {
 			if forward != nil && !a.sendAll([]*frame{forward}) {
 				return
 			}
+			a.uplink.ask()
 		case <-a.ctx.Done():
 			return
 		}

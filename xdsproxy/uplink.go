@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
@@ -32,6 +32,10 @@ type uplink struct {
 	// silence grows while nobody answers, refusals while somebody answers and refuses. silent is since when nobody does.
 	silence, refusals dial.Backoff
 	silent            time.Time
+	// pace is how much rarer than configured a control plane is asked whether it lives, since one held that for an attack.
+	pace atomic.Int64
+	// pulse is that of the connection in use; nil for none.
+	pulse atomic.Pointer[dial.Pulse]
 	// wanted holds one when somebody needs a connection who has nothing to go on with.
 	wanted chan struct{}
 }
@@ -120,6 +124,7 @@ func (u *uplink) want() {
 type connection struct {
 	conn   *grpc.ClientConn
 	target target
+	pulse  *dial.Pulse
 	err    error
 }
 
@@ -186,13 +191,18 @@ func next(results <-chan connection, more bool, stagger time.Duration) (c connec
 func (u *uplink) serve(ctx context.Context, c connection) {
 	conn := c.conn
 	defer func() { _ = conn.Close() }()
+	u.pulse.Store(c.pulse)
+	defer u.pulse.Store(nil)
 	for {
 		l := &lease{conn: conn, address: c.target.String(), done: make(chan outcome, 1)}
 		if !u.offer(ctx, l) {
 			u.lost = c.target
 			return
 		}
-		switch <-l.done {
+		c.pulse.InUse(true)
+		ended := <-l.done
+		c.pulse.InUse(false)
+		switch ended {
 		case reusable:
 			u.refusals.Reset()
 			if conn.GetState() != connectivity.Ready {
@@ -245,14 +255,38 @@ func (u *uplink) connect(ctx context.Context, t target) connection {
 			grpc.ForceCodecV2(codec{}),
 			grpc.MaxCallRecvMsgSize(u.config.MaxResponse),
 			grpc.MaxCallSendMsgSize(math.MaxInt32)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: u.config.KeepaliveInterval, Timeout: u.config.KeepaliveTimeout}),
 		grpc.WithDisableRetry(),
 	}
 	if u.config.TLS.ServerName == "" { // which is the authority otherwise
 		options = append(options, grpc.WithAuthority(t.name))
 	}
-	conn, err := u.config.Server.Connect(ctx, t.address, u.config.ConnectTimeout, options...)
-	return connection{conn: conn, target: t, err: err}
+	server := u.config.Server
+	server.Pulse = &dial.Pulse{Interval: u.interval(), Timeout: u.config.KeepaliveTimeout, Heard: u.config.Awake}
+	conn, err := server.Connect(ctx, t.address, u.config.ConnectTimeout, options...)
+	return connection{conn: conn, target: t, pulse: server.Pulse, err: err}
+}
+
+// mostPace bounds the pace: half an hour, with the usual interval.
+const mostPace = 64
+
+// interval is how long a control plane may be silent before it is asked.
+func (u *uplink) interval() time.Duration {
+	return u.config.KeepaliveInterval * time.Duration(max(u.pace.Load(), 1))
+}
+
+// ended looks at why a stream ended: gRPC's servers end connections on which there are more pings than they were set to
+// take, which is one in five minutes if they were not set.
+func (u *uplink) ended(err error) {
+	if strings.Contains(err.Error(), "too_many_pings") {
+		u.pace.Store(min(2*max(u.pace.Load(), 1), mostPace))
+	}
+}
+
+// ask finds out whether the control plane still lives, at a moment at which the agent is awake anyway.
+func (u *uplink) ask() {
+	if p := u.pulse.Load(); p != nil {
+		p.Ask()
+	}
 }
 
 // open begins a stream on a connection.

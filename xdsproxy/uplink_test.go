@@ -3,12 +3,17 @@ package xdsproxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 func TestLongOutageIsAskedAfterSeldomUntilAnEnvoyStarts(t *testing.T) {
@@ -59,4 +64,30 @@ func TestLongOutageIsAskedAfterSeldomUntilAnEnvoyStarts(t *testing.T) {
 			t.Errorf("%d attempts in a minute, when the outage is long again", n)
 		}
 	})
+}
+
+// A server of gRPC that was not set otherwise takes a ping in five minutes, and ends connections on which more come.
+func TestControlPlaneThatMindsPingsIsAskedSeldom(t *testing.T) {
+	plane := &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+		for {
+			if _, err := s.Recv(); err != nil {
+				return err
+			}
+		}
+	}}
+	address, _ := plane.listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, KeepaliveInterval: 30 * time.Millisecond, KeepaliveTimeout: 10 * time.Second})
+	stream := deltaStream(t, relay)
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterURL}); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "fewer pings", func() error {
+		if pace := relay.uplink.pace.Load(); pace < 4 {
+			return fmt.Errorf("pace %d", pace)
+		}
+		return nil
+	})
+	if err := stream.Context().Err(); err != nil {
+		t.Errorf("Envoy's stream ended: %v", err)
+	}
 }

@@ -29,6 +29,8 @@ type Server struct {
 	ClusterID string
 	// Headers are sent with every call.
 	Headers map[string]string
+	// Pulse watches whether the server lives; nil for nobody.
+	Pulse *Pulse
 }
 
 // Connect makes a connection to the address, up to the complete HTTP/2 handshake, within the time given. Unlike gRPC's
@@ -71,6 +73,9 @@ func (s Server) options(why *cause) []grpc.DialOption {
 	creds := credentials.TransportCredentials(insecure.NewCredentials())
 	if !s.Plaintext {
 		creds = s.TLS.clientCredentials(why.set)
+	}
+	if s.Pulse != nil {
+		creds = s.Pulse.over(creds)
 	}
 	return []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),

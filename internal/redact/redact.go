@@ -10,6 +10,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // redacted stands where a secret was.
@@ -24,13 +25,17 @@ const (
 
 // secretNames are parts of the names of fields and headers whose values are nobody's business: in Envoy's own
 // configuration, in that of filters, and in what users put into metadata.
-var secretNames = regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|[a-z0-9_-]secret$|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key`)
+var secretNames = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|[a-z0-9_-]secret$|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key`)
+})
 
 // secretTexts are secrets by their own looks, wherever they stand: keys as a whole, and signed URLs.
-var secretTexts = regexp.MustCompile(`(?is)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
-	`|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*` +
-	`|[a-z][a-z0-9+.-]*://[^/@\s?#"]+@` +
-	`|[?&](x-(amz|goog)-(signature|security-token)|sig|signature|[a-z_-]*token|api[_-]?key|password|secret)=[^&\s"'<>]+`)
+var secretTexts = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?is)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
+		`|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*` +
+		`|[a-z][a-z0-9+.-]*://[^/@\s?#"]+@` +
+		`|[?&](x-(amz|goog)-(signature|security-token)|sig|signature|[a-z_-]*token|api[_-]?key|password|secret)=[^&\s"'<>]+`)
+})
 
 // places are texts within a secret that say where it is, not what it is.
 var places = map[string]bool{"@type": true, "filename": true, "path": true, "watched_directory": true, "provider_name": true, "name": true}
@@ -90,7 +95,7 @@ func (r *redactor) text(v string) string {
 		r.found = true
 		v = inner
 	}
-	if secretTexts.MatchString(v) {
+	if secretTexts().MatchString(v) {
 		r.found = true
 		return redacted
 	}
@@ -165,7 +170,7 @@ func (r *redactor) object(hidden bool, depth int) error {
 		case !hidden && namesHeader[name]:
 			header, err = r.headerName(depth)
 		default:
-			err = r.value(name, hidden || secretNames.MatchString(name) || header && holdsHeader[name], depth+1)
+			err = r.value(name, hidden || secretNames().MatchString(name) || header && holdsHeader[name], depth+1)
 		}
 		if err != nil {
 			return err
@@ -192,7 +197,7 @@ func (r *redactor) headerName(depth int) (bool, error) {
 		}
 		return false, r.object(false, depth+1)
 	case string:
-		return secretNames.MatchString(v), r.write(r.text(v))
+		return secretNames().MatchString(v), r.write(r.text(v))
 	}
 	return false, r.write(t)
 }
@@ -209,8 +214,8 @@ func Text(text string) string {
 	if clean, ok := withoutEmbedded(text, 0); ok {
 		text = clean
 	}
-	if !secretTexts.MatchString(text) {
+	if !secretTexts().MatchString(text) {
 		return text
 	}
-	return strings.TrimSpace(secretTexts.ReplaceAllString(text, redacted))
+	return strings.TrimSpace(secretTexts().ReplaceAllString(text, redacted))
 }
