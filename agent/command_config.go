@@ -10,6 +10,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
 )
 
 const configHelp = `Print the configuration that proxy would run with, and where each value comes from. What is wrong with it is told as
@@ -105,7 +106,7 @@ func (o *bootstrapOptions) bootstrap(cmd *cobra.Command, args []string) error {
 		fmt.Fprintln(cmd.ErrOrStderr(), verdict)
 	}
 	if o.format == formatYAML {
-		return printYAML(cmd.OutOrStdout(), text)
+		return jsonyaml.Write(cmd.OutOrStdout(), text)
 	}
 	_, err = cmd.OutOrStdout().Write(text)
 	return err

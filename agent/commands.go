@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
@@ -18,6 +20,7 @@ func Commands() []*cobra.Command {
 	all := []*cobra.Command{
 		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
 		newDNSCommand(), newCertCommand(), newXDSCommand(),
+		redirect.Command(redirect.Process{Env: os.LookupEnv}),
 		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
 	}
 	for _, c := range all {
@@ -39,6 +42,9 @@ func Main() int {
 		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
 	}
 	root.AddCommand(Commands()...)
+	if name := filepath.Base(os.Args[0]); name == redirect.Name {
+		root.SetArgs(append([]string{name}, os.Args[1:]...))
+	}
 	err := root.Execute()
 	if err == nil {
 		return 0

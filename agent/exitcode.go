@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
@@ -43,6 +44,7 @@ func ExitCode(err error) int {
 		missing  *envoy.NotFoundError
 		tooOld   *envoy.TooOldError
 		notEnvoy *envoy.NotEnvoyError
+		exit     *redirect.ExitError
 	)
 	switch {
 	case err == nil:
@@ -51,6 +53,8 @@ func ExitCode(err error) int {
 		return ended.Exit.ExitCode()
 	case errors.As(err, &coded):
 		return coded.code
+	case errors.As(err, &exit):
+		return exit.Code
 	case errors.As(err, &missing), errors.As(err, &tooOld), errors.As(err, &notEnvoy):
 		return exitNoEnvoy
 	case errors.As(err, &usage):

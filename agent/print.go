@@ -7,7 +7,7 @@ import (
 	"io"
 	"text/tabwriter"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
 )
 
 // report is what a dry run shows.
@@ -52,30 +52,7 @@ func (r *report) printYAML(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return printYAML(w, text)
-}
-
-// printYAML writes a JSON document as YAML.
-func printYAML(w io.Writer, text []byte) error {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(text, &doc); err != nil {
-		return err
-	}
-	blockStyle(&doc)
-	e := yaml.NewEncoder(w)
-	e.SetIndent(2)
-	if err := e.Encode(&doc); err != nil {
-		return err
-	}
-	return e.Close()
-}
-
-// blockStyle undoes the style of the JSON that the nodes were read from.
-func blockStyle(n *yaml.Node) {
-	n.Style = 0
-	for _, child := range n.Content {
-		blockStyle(child)
-	}
+	return jsonyaml.Write(w, text)
 }
 
 func (r *report) printTable(w io.Writer) error {

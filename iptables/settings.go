@@ -129,14 +129,16 @@ var settings = []Setting{
 // Settings are all options by the names of Istio's flags and variables.
 func Settings() []Setting { return slices.Clone(settings) }
 
-// Set gives the option the value as it is written in a flag or variable. What it can tell alone it refuses; the rest is
-// for Validate.
+// Set gives the option the value as it is written in a flag or variable. What it can tell alone it refuses, and leaves the
+// option as it is; the rest is for Validate.
 func (o *Options) Set(name, value string, names Names) error {
 	for i := range settings {
 		if s := &settings[i]; s.Name == name {
-			if err := s.set(o, strings.TrimSpace(value), names); err != nil {
+			changed := *o
+			if err := s.set(&changed, strings.TrimSpace(value), names); err != nil {
 				return fmt.Errorf("%s: %w", s.Title(), err)
 			}
+			*o = changed
 			return nil
 		}
 	}

@@ -146,3 +146,20 @@ func (r *RuleSet) Prose() string {
 	}
 	return b.String()
 }
+
+// GiveReasons gives rules that have none, as those that were read back, the reasons of the rules of the same ID.
+func GiveReasons(rules, known *RuleSet) {
+	reasons := map[string]string{}
+	for _, c := range known.Chains {
+		for _, r := range c.Rules {
+			reasons[r.ID] = r.Reason
+		}
+	}
+	for i := range rules.Chains {
+		for j := range rules.Chains[i].Rules {
+			if r := &rules.Chains[i].Rules[j]; r.Reason == "" {
+				r.Reason = reasons[r.ID]
+			}
+		}
+	}
+}

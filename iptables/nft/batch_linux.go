@@ -22,12 +22,6 @@ func (b *batch) add(kind uint16, flags netlink.HeaderFlags, what string, body []
 	b.messages = append(b.messages, message{kind: kind, flags: flags, body: body, what: what})
 }
 
-const (
-	familiesID = "pilotfish/families"   // of the rule that lets pass what the rule set is not for
-	unheard    = " (nobody listens)"    // behind the ID of the second rule of TPROXY
-	maxComment = 128 - len(unheard) - 1 // nft's limit
-)
-
 // replace adds what makes the table hold the rule set and nothing else, from what it holds. Base chains that stay are
 // filled anew and not made anew: a packet walks a chain wholly before the transaction or wholly after it, but it would
 // see the new chain before and the old one after.

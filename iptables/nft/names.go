@@ -8,6 +8,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
+const (
+	// Comments of rules that the model does not have.
+	familiesID = "pilotfish/families"   // of the rule that lets pass what the rule set is not for
+	unheard    = " (nobody listens)"    // behind the ID of the second rule of TPROXY
+	maxComment = 128 - len(unheard) - 1 // nft's limit
+)
+
 // base is what the kernel has to know of a base chain beside its rules. The numbers are those of linux/netfilter.h and
 // linux/netfilter_ipv4.h.
 type base struct {

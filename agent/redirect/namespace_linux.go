@@ -1,0 +1,80 @@
+package redirect
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// namespace is a network namespace; the zero value is that of the process.
+type namespace struct{ file *os.File }
+
+// openNamespace takes a path, or a name that `ip netns` knows.
+func openNamespace(name string) (namespace, error) {
+	if name == "" {
+		return namespace{}, nil
+	}
+	path := name
+	if !strings.Contains(name, "/") {
+		path = filepath.Join("/run/netns", name)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return namespace{}, fmt.Errorf("--network-namespace %q: %w; name a file as /proc/1234/ns/net, or a namespace of `ip netns`", name, err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
+		return namespace{}, errors.Join(fmt.Errorf("--network-namespace %q is no namespace; name a file as /proc/1234/ns/net", name), err, f.Close())
+	}
+	return namespace{f}, nil
+}
+
+// fd is the namespace's descriptor, -1 for that of the process.
+func (n namespace) fd() int {
+	if n.file == nil {
+		return -1
+	}
+	return int(n.file.Fd())
+}
+
+func (n namespace) close() {
+	if n.file != nil {
+		_ = n.file.Close()
+	}
+}
+
+// addresses are those of the namespace's links.
+func (n namespace) addresses() ([]netip.Addr, error) {
+	ns := netns.None()
+	if n.file != nil {
+		ns = netns.NsHandle(n.fd())
+	}
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("the namespace's addresses: %w", err)
+	}
+	defer h.Close()
+	var list []netlink.Addr
+	for range 10 { // a dump during a change is told to be incomplete
+		if list, err = h.AddrList(nil, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the namespace's addresses: %w", err)
+	}
+	var all []netip.Addr
+	for _, a := range list {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.Unmap().IsLoopback() {
+			all = append(all, ip.Unmap())
+		}
+	}
+	return all, nil
+}
