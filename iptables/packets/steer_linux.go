@@ -1,7 +1,6 @@
 package packets
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,10 +8,10 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/owned"
 )
 
 // steerTable holds the rules that lead the Lab's packets, and nobody else's, to the Lab's sockets.
@@ -38,23 +37,18 @@ type lane struct {
 
 // steer is called on a thread in the namespace. ports are the source ports of the Lab's packets, by protocol.
 func steer(lanes []lane, mark iptables.Mark, ports map[byte][]uint16) (*steering, error) {
-	s := &steering{}
-	var raw *netlink.Conn
-	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error { raw = c; return nil }))
+	conn, table, err := owned.Table(steerTable)
 	if err != nil {
-		return nil, permission("a netlink socket for nftables", err)
+		return nil, permission("lead test packets aside, by nftables", err)
 	}
-	s.conn, s.table = conn, &nftables.Table{Family: nftables.TableFamilyINet, Name: steerTable}
-	if err := s.install(raw, lanes, mark, ports); err != nil {
-		return nil, errors.Join(permission("lead test packets aside by nftables", err), s.Close())
+	s := &steering{conn, table}
+	if err := s.install(lanes, mark, ports); err != nil {
+		return nil, errors.Join(permission("lead test packets aside, by nftables", err), s.Close())
 	}
 	return s, nil
 }
 
-func (s *steering) install(raw *netlink.Conn, lanes []lane, mark iptables.Mark, ports map[byte][]uint16) error {
-	if err := ownedTable(raw, s.table); err != nil {
-		return err
-	}
+func (s *steering) install(lanes []lane, mark iptables.Mark, ports map[byte][]uint16) error {
 	accept := nftables.ChainPolicyAccept
 	chain := s.conn.AddChain(&nftables.Chain{
 		Name: "arrived", Table: s.table, Type: nftables.ChainTypeFilter,
@@ -122,64 +116,4 @@ func (l lane) rule(link string, mark iptables.Mark, sources *nftables.Set) []exp
 
 func equal(data []byte) *expr.Cmp { return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data} }
 
-func (s *steering) Close() error {
-	s.conn.DelTable(s.table)
-	err := s.conn.Flush()
-	if errors.Is(err, unix.ENOENT) {
-		err = nil
-	}
-	return errors.Join(err, s.conn.CloseLasting())
-}
-
-// ownedTable makes a table that the kernel takes away when the socket closes (Linux 5.12), or one that stays. What an
-// earlier one left is replaced. The library has no words for the flag.
-func ownedTable(conn *netlink.Conn, t *nftables.Table) error {
-	const owner = 2 // NFT_TABLE_F_OWNER
-	err := newTable(conn, t, owner)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
-		err = newTable(conn, t, 0)
-	}
-	return err
-}
-
-func newTable(conn *netlink.Conn, t *nftables.Table, flags uint32) error {
-	name := netlink.Attribute{Type: unix.NFTA_TABLE_NAME, Data: []byte(t.Name + "\x00")}
-	named, err := netlink.MarshalAttributes([]netlink.Attribute{name})
-	if err != nil {
-		return err
-	}
-	flagged, err := netlink.MarshalAttributes([]netlink.Attribute{name,
-		{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, flags)}})
-	if err != nil {
-		return err
-	}
-	begin := netlink.Message{Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request},
-		Data: []byte{0, 0, unix.NFNL_SUBSYS_NFTABLES >> 8, unix.NFNL_SUBSYS_NFTABLES & 255}}
-	end := begin
-	end.Header.Type = unix.NFNL_MSG_BATCH_END
-	batch := []netlink.Message{
-		begin,
-		tableMessage(unix.NFT_MSG_NEWTABLE, netlink.Create, t.Family, named), // so that there is one to delete
-		tableMessage(unix.NFT_MSG_DELTABLE, 0, t.Family, named),
-		tableMessage(unix.NFT_MSG_NEWTABLE, netlink.Create, t.Family, flagged),
-		end,
-	}
-	if _, err := conn.SendMessages(batch); err != nil {
-		return err
-	}
-	for range batch[1 : len(batch)-1] {
-		_, received := conn.Receive()
-		err = errors.Join(err, received)
-	}
-	return err
-}
-
-func tableMessage(kind uint16, flags netlink.HeaderFlags, family nftables.TableFamily, attributes []byte) netlink.Message {
-	return netlink.Message{
-		Header: netlink.Header{
-			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind),
-			Flags: netlink.Request | netlink.Acknowledge | flags,
-		},
-		Data: append([]byte{byte(family), unix.NFNETLINK_V0, 0, 0}, attributes...),
-	}
-}
+func (s *steering) Close() error { return owned.Close(s.conn, s.table) }

@@ -1,0 +1,15 @@
+package trace
+
+import "testing"
+
+func FuzzRulesNameIsReadOrRefused(f *testing.F) {
+	f.Add(said(f, number(1, 7)))
+	f.Add([]byte{1, 0, 0, 0, 8, 0, 7, 0, 0, 3, 'a', 'b'})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if _, name, _ := nameOf(data); len(name) > len(data) {
+			t.Errorf("%q", name)
+		}
+		_ = comment(data)
+		_ = commentOf(data)
+	})
+}

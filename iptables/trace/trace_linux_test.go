@@ -1,0 +1,175 @@
+package trace
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// captured is a namespace with a link, whose traffic is captured.
+func captured(t *testing.T) (*testns.Namespace, *iptables.RuleSet) {
+	t.Helper()
+	ns := testns.New(t)
+	ns.Links(t, func(h *netlink.Handle) error {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}
+		if err := h.LinkAdd(link); err != nil {
+			return err
+		}
+		peer, err := h.LinkByName("peer")
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(h.LinkSetUp(peer), h.LinkSetUp(link)); err != nil {
+			return err
+		}
+		a, _ := netlink.ParseAddr("10.9.8.7/24")
+		if err := h.AddrAdd(link, a); err != nil {
+			return err
+		}
+		everywhere, _ := netlink.ParseIPNet("0.0.0.0/0")
+		return h.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: everywhere})
+	})
+	o := iptables.DefaultOptions()
+	o.DualStack, o.InboundPorts.All, o.OutboundCIDRs.All = true, true, true
+	o.RedirectDNS, o.CaptureAllDNS = true, true
+	rules, err := iptables.Compile(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Apply(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	return ns, rules
+}
+
+// begin sends the first packet of a connection as a user.
+func begin(t *testing.T, ns *testns.Namespace, network, to string, uid int) {
+	t.Helper()
+	err := ns.Within(func() error {
+		if uid != 0 {
+			if err := syscall.Setfsuid(uid); err != nil {
+				return err
+			}
+		}
+		d := net.Dialer{Timeout: time.Millisecond}
+		conn, err := d.Dial(network, to)
+		if err == nil {
+			_, _ = conn.Write([]byte("hello"))
+			_ = conn.Close()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// traced runs a trace until as many packets as there may be were told.
+func traced(t *testing.T, cfg Config, traffic func()) []Packet {
+	t.Helper()
+	var all []Packet
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	stop := make(chan struct{})
+	go func() { // traffic before the trace begins is not seen
+		defer close(stop)
+		for ctx.Err() == nil {
+			traffic()
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	err := Run(ctx, cfg, func(p Packet) error { all = append(all, p); return nil })
+	cancel()
+	<-stop
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func steps(p Packet) string {
+	var ids []string
+	for _, s := range p.Steps {
+		ids = append(ids, s.Rule)
+	}
+	return strings.Join(ids, " ")
+}
+
+func TestWayOfAPacketIsToldInTheWordsOfTheRules(t *testing.T) {
+	proxy := uint32(1337)
+	for _, c := range []struct {
+		name, network, to string
+		uid               int
+		filter            Filter
+		steps, end        string
+	}{
+		{"captured", "tcp", "203.0.113.7:443", 0, Filter{Port: 443},
+			"hook/nat-outbound outbound/dns outbound/all redirect/outbound", "arrives at 127.0.0.1:15001 of this namespace, by lo"},
+		{"of the proxy", "tcp", "203.0.113.7:443", 1337, Filter{UID: &proxy},
+			"hook/nat-outbound outbound/proxy-uid-1337", "leaves by eth0 to 203.0.113.7:443"},
+		{"a question", "udp", "203.0.113.7:53", 0, Filter{Protocol: iptables.UDP, To: netip.MustParsePrefix("203.0.113.0/24")},
+			"dns/udp", "arrives at 127.0.0.1:15053 of this namespace, by lo"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ns, rules := captured(t)
+			all := traced(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: c.filter, Packets: 1, For: 10 * time.Second},
+				func() { begin(t, ns, c.network, c.to, c.uid) })
+			if len(all) != 1 {
+				t.Fatalf("%d packets were told", len(all))
+			}
+			t.Logf("%s", &all[0])
+			if got := steps(all[0]); !strings.Contains(got, c.steps) || all[0].End != c.end || all[0].To.String() != c.to {
+				t.Errorf("steps %s\nend %s", got, all[0].End)
+			}
+			for _, s := range all[0].Steps {
+				if s.Reason == "" {
+					t.Errorf("rule %s has no reason", s.Rule)
+				}
+			}
+		})
+	}
+}
+
+func TestTraceEndsInTimeAndLeavesNothing(t *testing.T) {
+	ns, rules := captured(t)
+	err := Run(t.Context(), Config{NetNS: int(ns.Handle), Rules: rules, For: 100 * time.Millisecond}, func(Packet) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := conn.ListTables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(tables) != 1 || tables[0].Name != nft.Table {
+		t.Errorf("tables: %v", tables)
+	}
+}
+
+func TestRulesOfLegacyIPTablesAreNotSaidToBeTraced(t *testing.T) {
+	if err := Run(t.Context(), Config{Backend: "iptables-legacy"}, nil); !errors.Is(err, ErrLegacy) {
+		t.Errorf("err = %v", err)
+	}
+}
