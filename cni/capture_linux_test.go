@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
@@ -21,6 +24,12 @@ import (
 func podNetwork(t testing.TB, addresses ...string) *testns.Namespace {
 	t.Helper()
 	ns := testns.New(t)
+	connect(t, ns, addresses...)
+	return ns
+}
+
+func connect(t testing.TB, ns *testns.Namespace, addresses ...string) {
+	t.Helper()
 	ns.Links(t, func(h *netlink.Handle) error {
 		veth := netlink.NewVeth(netlink.LinkAttrs{Name: "eth0"})
 		veth.PeerName = "beyond" // in the same namespace: nothing answers there
@@ -55,7 +64,6 @@ func podNetwork(t testing.TB, addresses ...string) *testns.Namespace {
 		}
 		return nil
 	})
-	return ns
 }
 
 // envoyAt stands where Envoy would listen, and answers each connection with the port.
@@ -179,5 +187,41 @@ func TestCheckFailsWhenTheRulesAreGoneOrOthers(t *testing.T) {
 	}
 	if answer := h.call("CHECK", plainPod("plain"), netnsPath(ns), h.withPrevious("1.0.0")); answer.Code != types.ErrUnknownContainer {
 		t.Errorf("of a pod that is not there: %s", answer.out)
+	}
+}
+
+// A pod with a user namespace of its own has a network namespace that belongs to it.
+func TestPodWithAUserNamespaceIsCaptured(t *testing.T) {
+	pod := meshPod("web")
+	pod.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = "TPROXY"
+	h := newHost(t).withAgent(pod)
+	testns.New(t) // or skip
+	cmd := exec.Command("/bin/sleep", "60")
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Skipf("no user namespaces here: %v", err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	ns, err := netns.GetFromPid(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	pods := &testns.Namespace{Handle: ns}
+	pods.Links(t, func(l *netlink.Handle) error {
+		return l.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 1}})
+	})
+	connect(t, pods, "10.9.0.5/24")
+	for _, command := range []string{"ADD", "CHECK", "DEL"} {
+		if answer := h.call(command, pod, netnsPath(pods), h.withPrevious("1.0.0")); answer.err != nil {
+			t.Errorf("%s: %s", command, answer.out)
+		}
+	}
+	envoyAt(t, pods, 15001)
+	for uid, want := range map[int]string{100000 + 1000: "15001", 100000 + 1337: "nothing", 1337: "15001"} { // as the node counts users
+		if got := reach(pods, uid, "10.200.0.1:80"); got != want {
+			t.Errorf("user %d of the node reached %s, want %s", uid, got, want)
+		}
 	}
 }
