@@ -15,7 +15,7 @@ LDFLAGS := -s -w -X $(PKG)/version.Version=$(VERSION) -X $(PKG)/version.Commit=$
 ENVOY_VERSION      := 1.40.0
 OLD_ENVOY_VERSIONS := 1.38.3 1.36.4
 
-BINARIES := pilotfish pilotfish-agent pilotfish-cni
+BINARIES := pilotfish pilotfish-agent pilotfish-cni pilotfish-cni-install pilotfish-cni-tombstone
 LINT     := go tool -modfile=tools/go.mod staticcheck
 
 .PHONY: help
@@ -27,7 +27,7 @@ check-tools:
 	@command -v go >/dev/null || { echo "Go is missing: install Go 1.26 or newer" >&2; exit 1; }
 
 .PHONY: build
-build: check-tools ## put pilotfish, pilotfish-agent and pilotfish-cni into bin/ (static, stripped)
+build: check-tools ## put all binaries into bin/ (static, stripped)
 	@mkdir -p bin
 	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
 

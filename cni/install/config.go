@@ -84,9 +84,6 @@ func (c *Config) check() error {
 	if c.ConfName != "" && c.ConfName != filepath.Base(c.ConfName) {
 		errs = append(errs, fmt.Errorf("the name of the CNI configuration %q is a path: give the name of a file in %s", c.ConfName, c.ConfDir))
 	}
-	if c.Kubeconfig != "" && (c.Server == "" || c.TokenFile == "") {
-		errs = append(errs, errors.New("a kubeconfig needs the API server's URL and a token (is this a pod? are KUBERNETES_SERVICE_HOST and the service account's token there?)"))
-	}
 	if c.KubeconfigMode == 0 {
 		c.KubeconfigMode = 0o600
 	}

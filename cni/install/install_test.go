@@ -282,6 +282,20 @@ func TestStandaloneIsAFileOfItsOwn(t *testing.T) {
 	}
 }
 
+func TestKubeconfigWithoutWhatItNeedsIsNotWritten(t *testing.T) {
+	for words, change := range map[string]func(*Config){
+		"KUBERNETES_SERVICE_HOST": func(c *Config) { c.Server = "" },
+		"token":                   func(c *Config) { c.TokenFile = "/nowhere" },
+		"kube-ca-file":            func(c *Config) { c.CAFile = "/nowhere" },
+	} {
+		n := newNode(t, "10-podnet.conflist", bridgeList)
+		before := n.files()
+		if _, err := n.installer(change).Install(); err == nil || !strings.Contains(err.Error(), words) || n.files() != before {
+			t.Errorf("%s: %v", words, err)
+		}
+	}
+}
+
 func TestKubeconfigIsSecretAndFollowsTheToken(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	in := n.install()
@@ -310,7 +324,6 @@ func TestNothingIsTouchedByABadConfiguration(t *testing.T) {
 		"net-dir":   func(c *Config) { c.ConfDir = "" },
 		"bin-dir":   func(c *Config) { c.BinDirs = nil },
 		"is a path": func(c *Config) { c.ConfName = "../x" },
-		"token":     func(c *Config) { c.TokenFile = "" },
 	} {
 		c := n.config
 		change(&c)

@@ -12,6 +12,9 @@ import (
 // kubeconfig makes the file that the plugin asks the API server with. The token is written into it, since the plugin runs
 // on the host, where the pod's own token cannot be seen.
 func (in *Installer) kubeconfig() ([]byte, error) {
+	if in.config.Server == "" {
+		return nil, errors.New("the API server's URL is not known (is this a pod? is KUBERNETES_SERVICE_HOST there?)")
+	}
 	token, err := read(in.config.TokenFile, 1<<20)
 	if err != nil {
 		return nil, fmt.Errorf("the service account's token: %w", err)

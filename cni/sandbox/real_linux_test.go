@@ -2,9 +2,7 @@ package sandbox
 
 import (
 	"errors"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -48,18 +46,7 @@ func podOf(t *testing.T, ns *testns.Namespace, uid string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
 	ns.Start(t, cmd)
-	group := filepath.Join("/sys/fs/cgroup/unified", "kubepods-h-"+strconv.Itoa(os.Getpid()), "pod"+uid)
-	if err := os.MkdirAll(group, 0o755); err != nil {
-		t.Skipf("control groups cannot be made here: %v", err)
-	}
-	t.Cleanup(func() { // before the process ends, so it is moved away
-		_ = os.WriteFile("/sys/fs/cgroup/unified/cgroup.procs", []byte(strconv.Itoa(cmd.Process.Pid)), 0)
-		_ = os.Remove(group)
-		_ = os.Remove(filepath.Dir(group))
-	})
-	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
-		t.Skipf("control groups cannot be used here: %v", err)
-	}
+	testns.JoinPod(t, cmd.Process.Pid, uid)
 	return cmd
 }
 

@@ -1,0 +1,279 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/capture"
+	"github.com/pilotfish-mesh/pilotfish/cni/install"
+	"github.com/pilotfish-mesh/pilotfish/cni/kube"
+	"github.com/pilotfish-mesh/pilotfish/cni/repair"
+)
+
+// settings are all flags, of which each is also a variable: its name in capitals, with underscores. A flag beats its
+// variable. Those that Istio's installer has are of the same name and meaning.
+type settings struct {
+	lookup func(string) (string, bool)
+
+	binaryDir, resultsDir, confDir    string
+	binDirs                           []string
+	confName, confMode                string
+	chained                           bool
+	kubeconfigName, kubeCAFile        string
+	kubeconfigMode                    uint32
+	skipTLSVerify                     bool
+	runDir                            string
+	logLevel, pluginLogFile           string
+	excludeNamespaces                 []string
+	podNamespace, daemonSet           string
+	proxyPort, inboundPort, tunnel    uint16
+	ipv6, forceIPTables               string
+	statusAsksAgent                   bool
+	readyAddress                      string
+	monitoringPort                    uint16
+	node, kubeconfig, proc, hostNetNS string
+	serviceAccount                    string
+
+	repairEnabled, repairPods, deletePods, labelPods, repairDrifted bool
+	labelKey, labelValue                                            string
+	checkEvery                                                      time.Duration
+
+	// Of resolve:
+	mode       install.Mode
+	repairMode repair.Mode
+	level      slog.Level
+	api        kube.Config
+}
+
+func (s *settings) register(f *pflag.FlagSet) {
+	s.registerInstall(f)
+	s.registerPlugin(f)
+	s.registerAgent(f)
+	s.registerRepair(f)
+}
+
+func (s *settings) registerInstall(f *pflag.FlagSet) {
+	f.StringVar(&s.binaryDir, "cni-bin-source-dir", "/opt/cni/bin", "folder of this image with the plugin and its tombstone")
+	f.StringSliceVar(&s.binDirs, "mounted-cni-bin-dir", []string{"/host/opt/cni/bin"}, "where the node's folders of CNI plugins are mounted")
+	f.StringVar(&s.confDir, "mounted-cni-net-dir", "/host/etc/cni/net.d", "where the node's folder of CNI configurations is mounted")
+	f.StringVar(&s.resultsDir, "mounted-cni-results-dir", "/host/var/lib/cni/results", "where libcni's memory of sandboxes is mounted")
+	f.StringVar(&s.confName, "cni-conf-name", "", "the CNI configuration to use, in place of the first")
+	f.BoolVar(&s.chained, "chained-cni-plugin", true, "put the plugin at the end of the primary plugin's list; false: a configuration of its own")
+	f.StringVar(&s.confMode, "cni-conf-mode", "", "chained, standalone, or drop-in: a file in the network's folder, for runtimes with libcni 1.3 or newer")
+	f.StringVar(&s.kubeconfigName, "kubecfg-file-name", "istio-cni-kubeconfig", "name of the plugin's kubeconfig, in the run directory; empty: none")
+	f.Uint32Var(&s.kubeconfigMode, "kubeconfig-mode", 0o600, "its file mode")
+	f.StringVar(&s.kubeCAFile, "kube-ca-file", "", "the cluster's certificate authority; by default the service account's")
+	f.BoolVar(&s.skipTLSVerify, "skip-tls-verify", false, "have the plugin trust whoever answers as the API server")
+}
+
+func (s *settings) registerPlugin(f *pflag.FlagSet) {
+	f.StringVar(&s.runDir, "cni-agent-run-dir", agentapi.DefaultRunDir, "folder of socket and kubeconfig, of the same path on the node and here")
+	f.StringVar(&s.pluginLogFile, "cni-log-file", "", "a file on the node for the plugin's log, of limited size")
+	f.StringSliceVar(&s.excludeNamespaces, "exclude-namespaces", []string{"kube-system"}, "namespaces whose pods are never redirected")
+	f.Uint16Var(&s.proxyPort, "proxy-listen-port", 0, "the mesh's port for outbound traffic (proxyListenPort); 0: 15001")
+	f.Uint16Var(&s.inboundPort, "proxy-inbound-listen-port", 0, "the mesh's port for inbound traffic (proxyInboundListenPort); 0: 15006")
+	f.Uint16Var(&s.tunnel, "inbound-tunnel-port", 0, "the mesh's port for HBONE; 0: 15008")
+	f.StringVar(&s.ipv6, "ipv6", "", "what is done with IPv6: auto, capture, reject or pass")
+	f.StringVar(&s.forceIPTables, "force-iptables-binary", "", "legacy or nft, where nftables by the kernel's own interface is not to be used")
+	f.BoolVar(&s.statusAsksAgent, "status-asks-agent", false, "have the network count as not ready while this agent does not answer; needs hostNetwork and a CNI configuration of version 1.1.0")
+}
+
+func (s *settings) registerAgent(f *pflag.FlagSet) {
+	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error: of the agent and the plugin")
+	f.StringVar(&s.readyAddress, "readiness-address", ":8000", "where /healthz and /readyz are answered")
+	f.Uint16Var(&s.monitoringPort, "monitoring-port", 15014, "where /metrics is answered")
+	f.StringVar(&s.node, "kubernetes-node-name", "", "this node's name; by default the host's")
+	f.StringVar(&s.kubeconfig, "kubeconfig", "", "how the API server is asked; by default as a pod of the cluster")
+	f.StringVar(&s.serviceAccount, "service-account-dir", kube.ServiceAccountDir, "where the pod's token and the cluster's certificate authority are")
+	f.StringVar(&s.podNamespace, "pod-namespace", "", "this agent's namespace")
+	f.StringVar(&s.daemonSet, "daemonset-name", "pilotfish-cni-node", "the daemon set that this agent is of: the plugin is uninstalled only when that is deleted")
+	f.StringVar(&s.proc, "proc-dir", "/proc", "the node's /proc")
+	f.StringVar(&s.hostNetNS, "host-network-namespace", "", "the node's own network namespace, as a path; by default that of its first process")
+}
+
+func (s *settings) registerRepair(f *pflag.FlagSet) {
+	f.BoolVar(&s.repairEnabled, "repair-enabled", true, "deal with pods that started without redirection; false: only tell of them")
+	f.BoolVar(&s.repairPods, "repair-repair-pods", true, "put the redirection in force in them")
+	f.BoolVar(&s.deletePods, "repair-delete-pods", false, "delete them")
+	f.BoolVar(&s.labelPods, "repair-label-pods", false, "label them")
+	f.BoolVar(&s.repairDrifted, "repair-drifted-pods", false, "deal also with pods whose redirection is there and not what it should be")
+	f.StringVar(&s.labelKey, "repair-broken-pod-label-key", "cni.istio.io/uninitialized", "the label's name")
+	f.StringVar(&s.labelValue, "repair-broken-pod-label-value", "true", "its value")
+	f.DurationVar(&s.checkEvery, "check-interval", time.Minute, "how often the redirection of all live pods is checked")
+}
+
+// variable is the name of a flag's variable.
+func variable(flag string) string { return strings.ToUpper(strings.ReplaceAll(flag, "-", "_")) }
+
+// resolve takes the variables of flags that were not given, and checks everything: all that is wrong is told at once.
+func (s *settings) resolve(f *pflag.FlagSet) error {
+	var errs []error
+	f.VisitAll(func(flag *pflag.Flag) {
+		value, set := s.lookup(variable(flag.Name))
+		if flag.Changed || !set || value == "" && flag.Value.Type() != "string" {
+			return
+		}
+		if err := f.Set(flag.Name, value); err != nil {
+			errs = append(errs, fmt.Errorf("variable %s: %w", variable(flag.Name), err))
+		}
+	})
+	errs = append(errs, s.resolveLog(), s.resolveModes(f), s.resolveNode(), s.checkPlugin())
+	return errors.Join(errs...)
+}
+
+func (s *settings) resolveLog() error {
+	name := s.logLevel
+	// Istio's levels are of scopes: "default:debug,cni:info".
+	if _, level, scoped := strings.Cut(strings.Split(name, ",")[0], ":"); scoped {
+		name = level
+	}
+	if err := s.level.UnmarshalText([]byte(name)); err != nil {
+		return fmt.Errorf("log-level %q is not known: debug, info, warn and error are", s.logLevel)
+	}
+	s.logLevel = strings.ToLower(s.level.String())
+	return nil
+}
+
+func (s *settings) resolveModes(f *pflag.FlagSet) error {
+	s.mode = install.Mode(s.confMode)
+	if s.mode == "" && s.chained {
+		s.mode = install.Chained
+	} else if s.mode == "" {
+		s.mode = install.Standalone
+	}
+	if !f.Changed("repair-repair-pods") && (s.deletePods || s.labelPods) {
+		s.repairPods = false
+	}
+	switch {
+	case !s.repairEnabled:
+		s.repairMode = repair.Watch
+	case s.repairPods:
+		s.repairMode = repair.Mend
+	case s.deletePods:
+		s.repairMode = repair.Delete
+	case s.labelPods:
+		s.repairMode = repair.Label
+	default:
+		s.repairMode = repair.Watch
+	}
+	if s.checkEvery < time.Second {
+		return fmt.Errorf("check-interval %v is too short: a second is the least", s.checkEvery)
+	}
+	return nil
+}
+
+func (s *settings) resolveNode() error {
+	if s.node == "" {
+		s.node, _ = s.lookup("NODE_NAME")
+	}
+	if s.node == "" {
+		s.node, _ = s.lookup("REPAIR_NODE_NAME")
+	}
+	if s.node != "" {
+		return nil
+	}
+	var err error
+	if s.node, err = os.Hostname(); err != nil {
+		return fmt.Errorf("this node's name is not known (set kubernetes-node-name): %w", err)
+	}
+	return nil
+}
+
+func (s *settings) resolveAPI() (err error) {
+	if s.kubeconfig != "" {
+		s.api, err = kube.Load(s.kubeconfig)
+		return err
+	}
+	host, _ := s.lookup("KUBERNETES_SERVICE_HOST")
+	port, _ := s.lookup("KUBERNETES_SERVICE_PORT")
+	s.api, err = kube.InCluster(host, port, s.serviceAccount)
+	return err
+}
+
+// checkPlugin refuses what the plugin would refuse, once for each pod.
+func (s *settings) checkPlugin() error {
+	var errs []error
+	if !filepath.IsAbs(s.runDir) {
+		errs = append(errs, fmt.Errorf("cni-agent-run-dir %q: give an absolute path", s.runDir))
+	}
+	if s.pluginLogFile != "" && !filepath.IsAbs(s.pluginLogFile) {
+		errs = append(errs, fmt.Errorf("cni-log-file %q: give an absolute path", s.pluginLogFile))
+	}
+	switch s.ipv6 {
+	case "", "auto", "capture", "reject", "pass":
+	default:
+		errs = append(errs, fmt.Errorf("ipv6 %q: give auto, capture, reject or pass", s.ipv6))
+	}
+	switch s.forceIPTables {
+	case "", "legacy", "nft":
+	default:
+		errs = append(errs, fmt.Errorf("force-iptables-binary %q: give legacy or nft, or nothing", s.forceIPTables))
+	}
+	if _, _, err := net.SplitHostPort(s.readyAddress); err != nil {
+		errs = append(errs, fmt.Errorf("readiness-address: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *settings) logger(out io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: s.level}))
+}
+
+// capture are the plugin's settings, by which pods are checked.
+func (s *settings) capture() capture.Settings {
+	return capture.Settings{
+		ExcludeNamespaces: s.excludeNamespaces, AgentNamespace: s.podNamespace,
+		ProxyListenPort: s.proxyPort, InboundListenPort: s.inboundPort, TunnelPort: s.tunnel, IPv6: s.ipv6,
+	}
+}
+
+// plugin is the plugin's entry in the CNI configuration.
+func (s *settings) plugin() map[string]any {
+	entry := map[string]any{
+		"plugin_log_level":   s.logLevel,
+		"cni_agent_run_dir":  s.runDir,
+		"exclude_namespaces": s.excludeNamespaces,
+	}
+	for name, value := range map[string]string{
+		"pod_namespace": s.podNamespace, "kubeconfig": s.kubeconfigPath(), "log_file": s.pluginLogFile, "ipv6": s.ipv6,
+		"force_iptables_binary": s.forceIPTables,
+	} {
+		if value != "" {
+			entry[name] = value
+		}
+	}
+	for name, port := range map[string]uint16{
+		"proxy_listen_port": s.proxyPort, "proxy_inbound_listen_port": s.inboundPort, "inbound_tunnel_port": s.tunnel,
+	} {
+		if port != 0 {
+			entry[name] = port
+		}
+	}
+	if s.statusAsksAgent {
+		entry["status_asks_agent"] = true
+	}
+	return entry
+}
+
+func (s *settings) kubeconfigPath() string {
+	if s.kubeconfigName == "" {
+		return ""
+	}
+	return filepath.Join(s.runDir, s.kubeconfigName)
+}
+
+// caFile is the certificate authority that is written into the plugin's kubeconfig.
+func (s *settings) caFile() string {
+	return cmp.Or(s.kubeCAFile, filepath.Join(s.serviceAccount, "ca.crt"))
+}
