@@ -10,7 +10,7 @@ import (
 
 // Canonical gives the one form that all rule sets of the same meaning, rule by rule, have in common, and in which back
 // ends read rules back: lists are sorted and as short as they can be, what follows from something else is left out, and
-// so are reasons. Rules and chains keep their order.
+// so are reasons. Rules keep their order, but that of neighbours which are each of one family: those of IPv4 come first.
 func Canonical(rules *RuleSet) *RuleSet {
 	if rules == nil {
 		return nil
@@ -22,12 +22,39 @@ func Canonical(rules *RuleSet) *RuleSet {
 			c.Rules[i].Reason = ""
 			c.Rules[i].Match = c.Rules[i].Match.canonical(rules.Families)
 		}
+		orderFamilies(c.Rules)
 		out.Chains = append(out.Chains, c)
 	}
 	slices.SortFunc(out.Chains, func(a, b Chain) int {
 		return cmp.Or(slices.Index(tableOrder, a.Table)-slices.Index(tableOrder, b.Table), cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Name, b.Name))
 	})
 	return out
+}
+
+// orderFamilies puts rules of IPv4 before those of IPv6 within each run of rules that are of one family: no packet is of
+// both, and back ends may keep the families apart.
+func orderFamilies(rules []Rule) {
+	for i := 0; i < len(rules); {
+		end := i
+		for end < len(rules) && rules[end].Match.family() != 0 {
+			end++
+		}
+		slices.SortStableFunc(rules[i:end], func(a, b Rule) int { return cmp.Compare(a.Match.family(), b.Match.family()) })
+		i = end + 1
+	}
+}
+
+// family is the one that the match is for; 0 if it is for both.
+func (m *Match) family() Families {
+	for _, list := range [][]netip.Prefix{m.Source, m.Destination} {
+		if len(list) > 0 {
+			return familyOf(list[0].Addr())
+		}
+	}
+	if m.Families == IPv4 || m.Families == IPv6 {
+		return m.Families
+	}
+	return 0
 }
 
 // tableOrder is that in which a packet meets the tables.

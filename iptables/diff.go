@@ -90,7 +90,12 @@ func (d *differ) chain(want, got Chain) {
 		}
 		diff := Difference{Kind: Missing, Table: want.Table, Chain: want.Name}
 		apply := []int{i}
-		switch other := counterpart(lines, i); {
+		other := counterpart(lines, i)
+		if other >= 0 && l.text == lines[other].text && apart(lines[i+1:other], l.rule().Match.family()) {
+			lines[other].told = true
+			continue
+		}
+		switch {
 		case other >= 0 && l.text == lines[other].text:
 			diff.Kind, diff.What = Moved, "the rule "+name(l.rule())+" stands in another place of its chain"
 			apply, lines[other].told = append(apply, other), true
@@ -109,6 +114,15 @@ func (d *differ) chain(want, got Chain) {
 		diff.Consequence = d.consequence(want, lines, apply)
 		d.found = append(d.found, diff)
 	}
+}
+
+// apart tells whether no packet of the family meets any of the lines that both have: to stand before or behind them is the
+// same.
+func apart(lines []line, family Families) bool {
+	return family != 0 && !slices.ContainsFunc(lines, func(l line) bool {
+		of := l.rule().Match.family()
+		return l.both() && (of == 0 || of == family)
+	})
 }
 
 func name(r *Rule) string {

@@ -81,7 +81,7 @@ var decoders = map[string]func(*decoder) error{
 	"-i":       func(d *decoder) error { return d.word(&d.rule.Match.InInterface) },
 	"-o":       (*decoder).outInterface,
 	"-p":       (*decoder).protocol,
-	"-m":       func(d *decoder) error { d.module = d.next(); return nil },
+	"-m":       (*decoder).matchModule,
 	"--sport":  func(d *decoder) error { return d.ports(&d.rule.Match.SourcePorts, nil) },
 	"--sports": func(d *decoder) error { return d.ports(&d.rule.Match.SourcePorts, nil) },
 	"--dport": func(d *decoder) error {
@@ -95,11 +95,7 @@ var decoders = map[string]func(*decoder) error{
 	"--mark":      (*decoder).mark,
 	"--ctstate":   (*decoder).states,
 	"--comment":   func(d *decoder) error { return d.word(&d.rule.ID) },
-	"--transparent": func(d *decoder) error {
-		d.rule.Match.Socket = true
-		return nil
-	},
-	"-j": (*decoder).target,
+	"-j":          (*decoder).target,
 }
 
 func (d *decoder) word(to *string) error {
@@ -219,6 +215,13 @@ func parseMark(word string) (*iptables.Mark, error) {
 		m.Mask = uint32(v)
 	}
 	return &m, nil
+}
+
+// matchModule names what the options that follow belong to. One has no options: that a process here has the connection.
+func (d *decoder) matchModule() error {
+	d.module = d.next()
+	d.rule.Match.Socket = d.rule.Match.Socket || d.module == "socket"
+	return nil
 }
 
 func (d *decoder) mark() error {

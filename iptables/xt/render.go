@@ -192,7 +192,7 @@ func renderMatch(m iptables.Match) [][]string {
 		add(" -m conntrack --ctstate " + renderStates(m.States))
 	}
 	if m.Socket {
-		add(" -m socket --transparent")
+		add(" -m socket")
 	}
 	return out
 }
