@@ -15,7 +15,11 @@ func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
 		return "", usageError{err}
 	}
 	file := filepath.Join(c.Proxy.GetConfigPath(), bootstrapFile)
-	if err := writeWhole(file, text, 0o600); err != nil {
+	err = writeWhole(file, text, 0o600)
+	if err == nil {
+		err = c.Envoy.User.Give(file)
+	}
+	if err != nil {
 		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent where it may write, or set configPath", err)
 	}
 	return file, writeGRPCBootstrap(c, from)

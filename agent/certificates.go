@@ -31,6 +31,7 @@ func (a *Agent) newCertificates() (*sds.Server, error) {
 	}
 	server, err := sds.New(sds.Config{
 		Socket:      c.ownSocket(),
+		SocketOwner: a.Config.Envoy.User,
 		Source:      source,
 		Output:      c.Output,
 		CRLFile:     c.CRLFile,

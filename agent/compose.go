@@ -16,6 +16,7 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 	return xdsproxy.New(xdsproxy.Config{
 		Socket:      c.Socket,
 		SocketMode:  c.socketMode(),
+		SocketOwner: a.Config.Envoy.User,
 		AllowedUIDs: c.SocketUsers,
 		IsEnvoy:     a.isEnvoy,
 		Proxyless:   a.Config.Envoy.Disabled,
@@ -45,6 +46,7 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsproxy.Relay) (*status.Server, error) {
 	c := status.Config{
 		Address:      a.bootstrap.StatusAddress(),
+		SocketOwner:  a.Config.Envoy.User,
 		Gatherer:     a.metrics,
 		Registerer:   a.metrics,
 		AppProbes:    status.AppProbes(a.Config.AppProbes),

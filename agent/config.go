@@ -9,6 +9,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 )
 
@@ -91,6 +92,8 @@ type EnvoyConfig struct {
 	DualStack                     bool
 	// Restart starts an Envoy that died again, while that does not happen too often.
 	Restart bool
+	// User is who Envoy runs as; nil is the agent's own user.
+	User *owner.Owner
 }
 
 // BootstrapConfig is what changes Envoy's bootstrap besides the proxy's identity and ProxyConfig.

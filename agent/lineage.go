@@ -34,11 +34,14 @@ func (e *envoyPart) newLineage() *lineage {
 	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
 	}
+	if err == nil {
+		err = e.Config.Envoy.User.Give(dir)
+	}
 	if err != nil {
 		e.Logger.Warn("Envoy runs without hot restart; an upgrade will hand over between two that listen side by side", "error", err)
 		return nil
 	}
-	return &lineage{hot: envoy.HotRestart{BaseID: id, Dir: dir}}
+	return &lineage{hot: envoy.HotRestart{BaseID: id, Dir: dir, User: e.Config.Envoy.User}}
 }
 
 // sweepLineages removes what the Envoys of a killed agent left behind.

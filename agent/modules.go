@@ -19,6 +19,7 @@ func (a *Agent) newModules() (*wasm.Modules, error) {
 	}
 	return wasm.New(wasm.Config{
 		Dir:           c.Dir,
+		Owner:         a.Config.Envoy.User,
 		Expiry:        c.Expiry,
 		PurgeInterval: c.PurgeInterval,
 		Timeout:       c.Timeout,

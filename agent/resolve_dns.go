@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
 // NamesConfig says how the application's DNS questions are answered.
@@ -66,6 +68,7 @@ func (r *resolver) names() {
 	resolvConf := "/etc/resolv.conf"
 	if _, port, _ := net.SplitHostPort(c.Listen); port == "53" && os.Geteuid() == 0 {
 		c.ForwardWithoutTable = true
+		r.unprivileged()
 		if _, err := os.Stat(ownResolvConf); err == nil {
 			resolvConf = ownResolvConf
 		}
@@ -79,6 +82,14 @@ func (r *resolver) names() {
 		c.KeepFile = filepath.Join(filepath.Dir(r.config.ControlPlane.Socket), keptNamesFile)
 	}
 	r.config.Names = c
+}
+
+// unprivileged has Envoy run as the user of proxies: an agent that is root to answer on port 53 is no reason for Envoy to be.
+func (r *resolver) unprivileged() {
+	if !r.config.Envoy.Disabled {
+		r.config.Envoy.User = &owner.Owner{UID: uds.ProxyUID, GID: uds.ProxyUID}
+		r.env.note("envoy.user", uds.ProxyUID, "DNS on port 53 as root")
+	}
 }
 
 // metadataSwitch is a setting that the control plane is told of too, as metadata of the node, and so may be given as such.

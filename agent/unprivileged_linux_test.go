@@ -1,73 +1,170 @@
 package agent
 
 import (
-	"io/fs"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-const nobody = 65534
-
-// asNobody has the agent run as a user who owns its directory and nothing else, with programs of its own.
-func (s *setup) asNobody(t *testing.T) {
+// rootOnPort53 is an agent that is root and answers DNS on port 53, in a directory that others may enter.
+func rootOnPort53(t *testing.T, address string) *setup {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("only root can become another user")
+		t.Skip("needs root: the agent is to have its Envoy run as somebody else")
 	}
-	for name, file := range map[string]string{"agent": os.Args[0], "envoy": testenv.Envoy(t), "older": testenv.EnvoyOf(t, testenv.OldEnvoyVersion)} {
-		data, err := os.ReadFile(file)
-		if err != nil {
+	s := newSetup(t, address)
+	for _, dir := range []string{s.dir, filepath.Dir(s.dir)} {
+		if err := os.Chmod(dir, 0o711); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Program(t, filepath.Join(s.dir, name), data)
 	}
-	err := filepath.WalkDir(s.dir, func(path string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+	s.env = append(s.env, "ISTIO_META_DNS_CAPTURE=true", "DNS_PROXY_ADDR="+address+":53", "ENVOY_PATH="+openEnvoy(t, testenv.EnvoyVersion))
+	return s
+}
+
+// openDir is a directory that every user may enter.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if err := os.Chmod(d, 0o711); err != nil {
+			t.Fatal(err)
 		}
-		return os.Lchown(path, nobody, nobody)
-	})
+	}
+	return dir
+}
+
+// openEnvoy puts an Envoy where every user may run it. Another program does: a file that this process has open for writing
+// may be so in a child of another test.
+func openEnvoy(t *testing.T, version string) string {
+	t.Helper()
+	path := filepath.Join(openDir(t), "envoy-"+version)
+	if out, err := exec.Command("cp", testenv.EnvoyOf(t, version), path).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return path
+}
+
+// usersOf are the real, effective, saved and file system ids of a process, and how many groups it has besides.
+func usersOf(t *testing.T, pid int) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(filepath.Dir(s.dir), 0o755); err != nil { // the test's own, in which this one is
-		t.Fatal(err)
+	var found []string
+	for line := range strings.Lines(string(text)) {
+		for _, field := range []string{"Uid:", "Gid:", "Groups:", "CapEff:"} {
+			if strings.HasPrefix(line, field) {
+				found = append(found, strings.Join(strings.Fields(line), " "))
+			}
+		}
 	}
-	s.binary = filepath.Join(s.dir, "agent")
-	s.env = append(s.env, "HOME=/nonexistent", "XDG_CACHE_HOME=", "GOCOVERDIR=", "ENVOY_PATH="+filepath.Join(s.dir, "envoy"))
-	s.attr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return strings.Join(found, ", ")
 }
 
-// TestUnprivilegedUserRunsAndUpgradesAProxy: with nothing but its directory, and no cache to remember versions in.
-func TestUnprivilegedUserRunsAndUpgradesAProxy(t *testing.T) {
+const asProxy = "Uid: 1337 1337 1337 1337, Gid: 1337 1337 1337 1337, Groups:, CapEff: 0000000000000000"
+
+func TestRootThatAnswersDNSOnPort53RunsEnvoyAsTheProxyUser(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.143.2.1": hotRestart, "127.143.2.2": handOver} {
+	s := rootOnPort53(t, "127.170.21.1")
+	// Envoy opens the name of its output anew for an access log.
+	override := filepath.Join(openDir(t), "override.json")
+	if err := os.WriteFile(override, []byte(`{"admin": {"access_log": [{"name": "envoy.access_loggers.file", "typed_config": {
+		"@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog", "path": "/dev/stdout",
+		"log_format": {"text_format_source": {"inline_string": "seen %REQ(:PATH)%\n"}}}}]}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.env = append(s.env, "ISTIO_BOOTSTRAP_OVERRIDE="+override)
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	envoy := r.envoy()
+	if got := usersOf(t, envoy); got != asProxy {
+		t.Errorf("Envoy runs as %s, want %s", got, asProxy)
+	}
+	if got := usersOf(t, r.cmd.Process.Pid); !strings.HasPrefix(got, "Uid: 0") {
+		t.Errorf("the agent runs as %s", got)
+	}
+	for path, mode := range map[string]os.FileMode{
+		"etc/istio/proxy/XDS": 0o600, "var/run/secrets/workload-spiffe-uds/socket": 0o600, "etc/istio/proxy/envoy-rev.json": 0o600,
+	} {
+		info, err := os.Lstat(filepath.Join(s.dir, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if owner := info.Sys().(*syscall.Stat_t).Uid; owner != uds.ProxyUID || info.Mode().Perm() != mode {
+			t.Errorf("%s is of user %d with mode %o, want %d with %o", path, owner, info.Mode().Perm(), uds.ProxyUID, mode)
+		}
+	}
+	if info, err := os.Lstat(filepath.Join(s.dir, "etc/istio/proxy/control")); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
+		t.Errorf("the socket for orders is not root's: %v %v", info, err)
+	}
+	if _, _, err := r.http("GET", "15000/server_info?mark"); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("Envoy's access log", func() error {
+		if !strings.Contains(r.out.String(), "seen /server_info?mark") {
+			return fmt.Errorf("it is not in the output")
+		}
+		return nil
+	})
+	r.signal(syscall.SIGTERM)
+	if code := r.exit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if err := os.Remove(filepath.Join(s.dir, "etc/istio/proxy", validatedFile)); err != nil {
+		t.Error(err)
+	}
+	r.nothingLeft()
+}
+
+func TestEnvoyOfAnotherUserIsUpgradedBothWays(t *testing.T) {
+	t.Parallel()
+	for way, address := range map[string]string{"hot-restart": "127.170.22.1", "hand-over": "127.170.23.1"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
-			s := newSetup(t, address)
+			s := rootOnPort53(t, address)
 			s.args = append(s.args, "--restart")
-			s.serveTraffic(t)
 			s.cp.start(t)
-			s.asNobody(t)
 			r := s.start(t)
 			r.waitReady()
-			load := startTraffic(t, r.address)
-			// The path is that of whoever gives the order.
-			u := r.upgrade(t, "--envoy-path", "./older", "--way", way, "--keep", "3s", "--wait")
-			if code := u.exit(); code != 0 || !strings.Contains(u.out.String(), way) {
+			old := r.envoy()
+			u := r.upgrade(t, "--envoy-path", openEnvoy(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "1s", "--wait")
+			if code := u.exit(); code != 0 {
 				t.Fatalf("upgrade: %d: %s", code, u.out)
 			}
-			load.lossless()
-			r.serves(testenv.OldEnvoyVersion, 1)
-			r.end()
-			if strings.Contains(r.out.String(), "level=ERROR") {
-				t.Errorf("it complained:\n%s", r.out)
+			young := r.envoy()
+			if got := usersOf(t, young); young == old || got != asProxy {
+				t.Errorf("after process %d it is %d, which runs as %s, want %s", old, young, got, asProxy)
 			}
+			r.signal(syscall.SIGTERM)
+			if code := r.exit(); code != 0 {
+				t.Errorf("exit code %d, want 0", code)
+			}
+			r.nothingLeft()
 		})
 	}
+}
+
+func TestEnvoyThatTheProxyUserMayNotRunIsToldOf(t *testing.T) {
+	t.Parallel()
+	s := rootOnPort53(t, "127.170.24.1")
+	closed := filepath.Join(s.dir, "closed")
+	if err := os.Mkdir(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(closed, "envoy")
+	if err := os.Rename(openEnvoy(t, testenv.EnvoyVersion), path); err != nil {
+		t.Fatal(err)
+	}
+	s.env = append(s.env, "ENVOY_PATH="+path)
+	s.start(t).endsWith(1, "as user 1337", "let that user read and execute "+path)
 }

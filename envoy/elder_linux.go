@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 // Elder asks an Envoy that another one took over from by hot restart. That one's admin interface is closed; what is left
@@ -26,7 +28,7 @@ type Elder struct {
 func (h HotRestart) Elder() (*Elder, error) {
 	peer := fmt.Sprintf("%s_parent_%d", h.sockets(), h.socketID(h.Epoch))
 	own := fmt.Sprintf("%s_child_%d", h.sockets(), h.socketID(h.Epoch+1))
-	conn, err := listenInPlace(own)
+	conn, err := listenInPlace(h.User, own)
 	if err != nil {
 		return nil, fmt.Errorf("asking an Envoy that was taken over from: %w", err)
 	}
@@ -170,11 +172,14 @@ func gaugeEntry(entry []byte, gauges map[string]uint64) error {
 }
 
 // listenInPlace binds a socket in place of the one that has the name: there is one at every moment.
-func listenInPlace(path string) (*net.UnixConn, error) {
+func listenInPlace(o *owner.Owner, path string) (*net.UnixConn, error) {
 	staging := path + "_new"
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: staging, Net: "unixgram"})
 	if err == nil {
 		err = os.Chmod(staging, 0o600)
+	}
+	if err == nil {
+		err = o.Give(staging)
 	}
 	if err == nil {
 		err = os.Rename(staging, path)

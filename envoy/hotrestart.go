@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 // HotRestart makes Envoys able to take over from each other: one with the next epoch takes the listening sockets of the
@@ -26,6 +28,8 @@ type HotRestart struct {
 	Dir string
 	// ParentShutdown is how long the older one is left after the newer one serves; whole seconds.
 	ParentShutdown time.Duration
+	// User is who the Envoys run as; nil is this process's user.
+	User *owner.Owner
 }
 
 const (

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 // Config says how to start an Envoy.
@@ -26,6 +27,8 @@ type Config struct {
 	// concurrently. Envoy waits while it does not return. Nil drops the lines; the last ones are kept for Exit anyway.
 	Output func(line string)
 	Logger *slog.Logger
+	// User is who Envoy runs as, for a process that is root; nil is this process's user.
+	User *owner.Owner
 }
 
 // Process is an Envoy that was started. Its methods are safe for concurrent use.
@@ -58,7 +61,10 @@ func Start(c Config) (*Process, error) {
 	}
 	p.cmd = &exec.Cmd{Path: c.Path, Args: append([]string{c.Path}, c.Args...), Dir: c.Dir, Env: c.Env, Stdout: write, Stderr: write}
 	started := make(chan error)
-	go p.own(started)
+	if err := c.User.GiveOpen(write); err != nil { // Envoy opens it by name again, for access logs
+		return nil, fmt.Errorf("starting Envoy: giving its output to user %d: %w", c.User.UID, errors.Join(err, read.Close(), write.Close()))
+	}
+	go p.own(started, c.User)
 	err = <-started
 	_ = write.Close() // the child has its own
 	if err != nil {
@@ -79,6 +85,9 @@ func startError(c Config, err error) error {
 	}
 	if errors.Is(err, syscall.ENOENT) {
 		return &NotFoundError{Looked: []string{c.Path + ": " + reasonOf(err).Error()}}
+	}
+	if c.User != nil && errors.Is(err, syscall.EACCES) {
+		return fmt.Errorf("starting Envoy as user %d: %w: let that user read and execute %s, and enter the directories that it is in", c.User.UID, err, c.Path)
 	}
 	return fmt.Errorf("starting Envoy: %w", err)
 }
@@ -139,10 +148,11 @@ func (p *Process) signal(s syscall.Signal) {
 // own starts the process, waits for its end, and tells it. It is a goroutine of its own for the sake of the thread: the
 // kernel ends the child when the thread that made it ends, so that thread has to live, and belong to this goroutine, as
 // long as the child does.
-func (p *Process) own(started chan error) {
+func (p *Process) own(started chan error, user *owner.Owner) {
 	release := holdThread()
 	defer release()
 	dieWithOwner(p.cmd)
+	runAs(p.cmd, user)
 	p.started = time.Now()
 	if err := p.cmd.Start(); err != nil {
 		started <- err

@@ -7,6 +7,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
@@ -14,6 +16,13 @@ func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: t
 // dieWithOwner makes the kernel kill the child when the calling thread ends, for whatever reason.
 func dieWithOwner(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// runAs has the child run as another user, with no group but that user's.
+func runAs(cmd *exec.Cmd, user *owner.Owner) {
+	if user != nil {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user.UID, Gid: user.GID}
+	}
 }
 
 func holdThread() (release func()) {

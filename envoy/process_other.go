@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"runtime"
 	"syscall"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 // The parts below only let the package compile: without a death signal an Envoy could outlive its owner.
@@ -16,6 +18,8 @@ func errNotLinux() error { return fmt.Errorf("pilotfish runs on Linux; this is %
 func ownGroup(*exec.Cmd) {}
 
 func dieWithOwner(cmd *exec.Cmd) { cmd.Err = errNotLinux() }
+
+func runAs(*exec.Cmd, *owner.Owner) {}
 
 func holdThread() (release func()) { return func() {} }
 

@@ -9,7 +9,7 @@ import "fmt"
 // The newer one has to run with --skip-hot-restart-parent-stats, as it does by HotRestart's arguments: for statistics it
 // would wait for an answer.
 func (h HotRestart) StandIn() (end func(), err error) {
-	conn, err := listenInPlace(fmt.Sprintf("%s_parent_%d", h.sockets(), h.socketID(h.Epoch)))
+	conn, err := listenInPlace(h.User, fmt.Sprintf("%s_parent_%d", h.sockets(), h.socketID(h.Epoch)))
 	if err != nil {
 		return func() {}, fmt.Errorf("standing in for an Envoy that has ended: %w", err)
 	}

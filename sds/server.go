@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
@@ -33,6 +34,8 @@ type Config struct {
 	Socket string
 	// SocketMode is the mode of the socket; zero is 0600.
 	SocketMode fs.FileMode
+	// SocketOwner is who the socket is to be of; nil is this process's user.
+	SocketOwner *owner.Owner
 	// AllowedUIDs are the users that may connect; nil is this process's own, root, and 1337.
 	AllowedUIDs []uint32
 	// Source gives "default" and "ROOTCA"; nil serves files only.
@@ -105,7 +108,7 @@ func New(config Config) (*Server, error) {
 
 // Run serves Envoy and runs the source until the context ends; then it returns nil.
 func (s *Server) Run(ctx context.Context) error {
-	listener, err := uds.Listen(s.config.Socket, s.config.SocketMode)
+	listener, err := uds.ListenFor(s.config.SocketOwner, s.config.Socket, s.config.SocketMode)
 	if err != nil {
 		return fmt.Errorf("sds: %w", err)
 	}

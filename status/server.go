@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
@@ -25,6 +26,8 @@ const stopGrace = 2 * time.Second
 type Config struct {
 	// Address is where to listen, as "0.0.0.0:15020", or "unix:" and the path of a socket.
 	Address string
+	// SocketOwner is who a unix socket is to be of; nil is this process's user.
+	SocketOwner *owner.Owner
 	// Checks decide on /healthz/ready: all of them have to be well.
 	Checks []Check
 	// Liveness decides on /healthz/live; without any it answers 200 as long as the agent answers at all.
@@ -105,7 +108,7 @@ func New(c Config) (*Server, error) {
 // listen takes the port, or the unix socket, at which only the agent's user, root and that of proxies are heard.
 func (c Config) listen() (net.Listener, error) {
 	if path, ok := strings.CutPrefix(c.Address, unixPrefix); ok {
-		l, err := uds.Listen(path, 0o600)
+		l, err := uds.ListenFor(c.SocketOwner, path, 0o600)
 		if err != nil {
 			return nil, err
 		}

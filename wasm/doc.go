@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 // Config is what Modules need.
@@ -21,6 +23,8 @@ type Config struct {
 	// Dir is where modules are kept, as <SHA-256 of the URL>/<SHA-256 of the module>.wasm. It is made when the first one
 	// comes, and may hold other things.
 	Dir string
+	// Owner is who reads the modules; nil is this process's user.
+	Owner *owner.Owner
 	// Expiry is how long a module is kept that nobody asked for; zero is 24 h. Each PurgeInterval this is looked at; zero
 	// is 1 h.
 	Expiry, PurgeInterval time.Duration

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 const (
@@ -32,6 +34,7 @@ var modulePath = sync.OnceValue(func() *regexp.Regexp {
 // checksum only, for a URL may hold a password.
 type store struct {
 	dir     string
+	owner   *owner.Owner
 	max     int64
 	expiry  time.Duration
 	now     func() time.Time
@@ -63,7 +66,7 @@ func (e *entry) sum() string { return strings.TrimSuffix(filepath.Base(e.path), 
 
 func newStore(c *Config) *store {
 	return &store{
-		dir: c.Dir, max: c.MaxTotal, expiry: c.Expiry, now: c.Now, started: c.Now(),
+		dir: c.Dir, owner: c.Owner, max: c.MaxTotal, expiry: c.Expiry, now: c.Now, started: c.Now(),
 		entries: map[string]*entry{}, verified: map[string]bool{}, users: map[string]string{},
 	}
 }
@@ -74,6 +77,7 @@ func (s *store) open() {
 		return
 	}
 	s.opened = true
+	_ = s.owner.GiveTree(s.dir) // what is there of before; where there is nothing yet, there is nothing to give
 	file, err := os.Open(filepath.Join(s.dir, indexName))
 	if err != nil {
 		return
@@ -142,6 +146,9 @@ func (s *store) temporary() (*os.File, error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
+	if err := s.owner.Give(s.dir); err != nil {
+		return nil, err
+	}
 	return os.CreateTemp(s.dir, tempPrefix) // with mode 0600
 }
 
@@ -152,6 +159,9 @@ func (s *store) put(place string, f *fetched) (*entry, error) {
 	s.open()
 	path := filepath.Join(hexSum(place), f.sum+".wasm")
 	err := os.MkdirAll(filepath.Join(s.dir, hexSum(place)), 0o700)
+	if err == nil {
+		err = s.owner.Give(filepath.Join(s.dir, hexSum(place)), f.file)
+	}
 	if err == nil {
 		err = os.Rename(f.file, filepath.Join(s.dir, path))
 	}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
@@ -45,6 +46,8 @@ type Config struct {
 	Socket string
 	// SocketMode is the mode of the socket; zero is 0600.
 	SocketMode fs.FileMode
+	// SocketOwner is who the socket is to be of; nil is this process's user.
+	SocketOwner *owner.Owner
 	// AllowedUIDs are the users that may connect; nil is this process's own, root, and 1337.
 	AllowedUIDs []uint32
 	// IsEnvoy says whether a process is an Envoy of the agent's; nil holds all for that. Others are applications that
@@ -204,7 +207,7 @@ func New(config Config) (*Relay, error) {
 
 // Run serves Envoy until the context ends; then it returns nil.
 func (r *Relay) Run(ctx context.Context) error {
-	listener, err := uds.Listen(r.config.Socket, r.config.SocketMode)
+	listener, err := uds.ListenFor(r.config.SocketOwner, r.config.Socket, r.config.SocketMode)
 	if err != nil {
 		return fmt.Errorf("xdsproxy: %w", err)
 	}

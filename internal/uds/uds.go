@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 // ProxyUID is the user that Envoy runs as in an injected pod.
@@ -28,7 +30,10 @@ const probeTimeout = time.Second
 // closed, unless another process has put its own in the place since.
 //
 // The socket is made under another name and renamed, so that it never exists with a wider mode than asked for.
-func Listen(path string, mode fs.FileMode) (net.Listener, error) {
+func Listen(path string, mode fs.FileMode) (net.Listener, error) { return ListenFor(nil, path, mode) }
+
+// ListenFor is Listen for a socket that is to be another user's.
+func ListenFor(o *owner.Owner, path string, mode fs.FileMode) (net.Listener, error) {
 	staging := path + ".new"
 	if len(staging) > maxPath {
 		return nil, fmt.Errorf("unix socket %s: the path has %d bytes and may have %d: name it relative to the working directory",
@@ -43,16 +48,16 @@ func Listen(path string, mode fs.FileMode) (net.Listener, error) {
 	if err := os.Remove(staging); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("unix socket %s: removing what an earlier run left: %w", path, err)
 	}
-	return listen(path, staging, mode)
+	return listen(o, path, staging, mode)
 }
 
-func listen(path, staging string, mode fs.FileMode) (net.Listener, error) {
+func listen(o *owner.Owner, path, staging string, mode fs.FileMode) (net.Listener, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: staging, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("unix socket %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
-	own, err := place(path, staging, mode)
+	own, err := place(o, path, staging, mode)
 	if err != nil {
 		_ = l.Close()
 		_ = os.Remove(staging)
@@ -61,8 +66,11 @@ func listen(path, staging string, mode fs.FileMode) (net.Listener, error) {
 	return &listener{UnixListener: l, path: path, own: own}, nil
 }
 
-func place(path, staging string, mode fs.FileMode) (fs.FileInfo, error) {
+func place(o *owner.Owner, path, staging string, mode fs.FileMode) (fs.FileInfo, error) {
 	if err := os.Chmod(staging, mode); err != nil {
+		return nil, err
+	}
+	if err := o.Give(staging); err != nil {
 		return nil, err
 	}
 	own, err := os.Lstat(staging)
