@@ -126,7 +126,7 @@ func newInstaller(s *settings, metrics *node.Metrics, logger *slog.Logger) (*ins
 func newRepairer(s *settings, api *kube.Client, cache *node.Cache, m *node.Metrics, logger *slog.Logger) (*repair.Repairer, error) {
 	return repair.New(repair.Config{
 		Mode: s.repairMode, LabelKey: s.labelKey, LabelValue: s.labelValue, Drifted: s.repairDrifted, Settings: s.capture(),
-		Pods: cache.Pods, API: api, Redirection: repair.Kernel{},
+		Pods: cache.Pods, API: api, Redirection: repair.Kernel{Choice: s.choice, Logger: logger},
 		Scan:   func() (repair.Processes, error) { return sandbox.Scan(s.proc, s.hostNetNS) },
 		Memory: filepath.Join(s.runDir, "repaired.json"), Every: s.checkEvery, Logger: logger,
 		Tell: repair.Tell{

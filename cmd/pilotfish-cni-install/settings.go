@@ -19,6 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/install"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 	"github.com/pilotfish-mesh/pilotfish/cni/repair"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
 // settings are all flags, of which each is also a variable: its name in capitals, with underscores. A flag beats its
@@ -39,6 +40,7 @@ type settings struct {
 	podNamespace, daemonSet           string
 	proxyPort, inboundPort, tunnel    uint16
 	ipv6, forceIPTables               string
+	nativeNFTables                    bool
 	statusAsksAgent                   bool
 	readyAddress                      string
 	monitoringPort                    uint16
@@ -54,6 +56,7 @@ type settings struct {
 	repairMode repair.Mode
 	level      slog.Level
 	api        kube.Config
+	choice     backends.Choice
 }
 
 func (s *settings) register(f *pflag.FlagSet) {
@@ -86,6 +89,7 @@ func (s *settings) registerPlugin(f *pflag.FlagSet) {
 	f.Uint16Var(&s.tunnel, "inbound-tunnel-port", 0, "the mesh's port for HBONE; 0: 15008")
 	f.StringVar(&s.ipv6, "ipv6", "", "what is done with IPv6: auto, capture, reject or pass")
 	f.StringVar(&s.forceIPTables, "force-iptables-binary", "", "legacy or nft, where nftables by the kernel's own interface is not to be used")
+	f.BoolVar(&s.nativeNFTables, "native-nftables", false, "nftables by the kernel's own interface or nothing")
 	f.BoolVar(&s.statusAsksAgent, "status-asks-agent", false, "have the network count as not ready while this agent does not answer; needs hostNetwork and a CNI configuration of version 1.1.0")
 }
 
@@ -215,11 +219,9 @@ func (s *settings) checkPlugin() error {
 	default:
 		errs = append(errs, fmt.Errorf("ipv6 %q: give auto, capture, reject or pass", s.ipv6))
 	}
-	switch s.forceIPTables {
-	case "", "legacy", "nft":
-	default:
-		errs = append(errs, fmt.Errorf("force-iptables-binary %q: give legacy or nft, or nothing", s.forceIPTables))
-	}
+	var err error
+	s.choice, err = backends.ParseChoice(s.forceIPTables, s.nativeNFTables)
+	errs = append(errs, err)
 	if _, _, err := net.SplitHostPort(s.readyAddress); err != nil {
 		errs = append(errs, fmt.Errorf("readiness-address: %w", err))
 	}
@@ -259,6 +261,9 @@ func (s *settings) plugin() map[string]any {
 		if port != 0 {
 			entry[name] = port
 		}
+	}
+	if s.nativeNFTables {
+		entry["native_nftables"] = true
 	}
 	if s.statusAsksAgent {
 		entry["status_asks_agent"] = true

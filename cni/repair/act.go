@@ -73,7 +73,7 @@ func (r *Repairer) do(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) 
 	return r.config.Redirection.Mend(ctx, s, options)
 }
 
-// mended tells the result of mending by what is found in the pod afterwards.
+// mended tells the result of mending by what is found in the pod afterwards, and by where packets go.
 func (r *Repairer) mended(p *agentapi.Pod, e Evidence) {
 	if e.State == Intact {
 		r.acted("success")

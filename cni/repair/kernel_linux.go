@@ -3,47 +3,81 @@ package repair
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
-	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
+	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-// Kernel is the Redirection by nftables over netlink.
-type Kernel struct{}
+// Kernel is the Redirection by the kernel's own means.
+type Kernel struct {
+	Choice backends.Choice // the plugin's
+	Logger *slog.Logger
+}
 
-// Look reads the rules back and compares them with what they have to be.
-func (k Kernel) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) (Evidence, error) {
+func (k Kernel) plan(s *sandbox.Sandbox, o iptables.Options) (*iptables.RuleSet, iptables.Backend, error) {
 	want, err := iptables.Compile(o)
 	if err != nil {
-		return Evidence{State: Unknown}, err
+		return nil, nil, err
 	}
-	backend, err := nft.New(nft.Config{NetNS: int(s.NetNS.Fd())})
+	backend, err := backends.New(backends.Config{NetNS: int(s.NetNS.Fd()), Choice: k.Choice, Logger: k.Logger})
+	return want, backend, err
+}
+
+// Look reads the rules back and compares them with what they have to be.
+func (k Kernel) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (Evidence, error) {
+	want, backend, err := k.plan(s, o)
 	if err != nil {
 		return Evidence{State: Unknown}, err
 	}
 	got, err := backend.Read(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return Evidence{State: Unknown}, fmt.Errorf("reading the rules: %w", err)
-	}
-	if got.Rules == nil {
-		return absent(ctx, s)
+	case got.Rules == nil && len(got.Strange) == 0:
+		return absent(s)
+	case !ours(got.Rules):
+		return foreign("chains of iptables that are not ours")
 	}
 	evidence := Evidence{State: Intact}
 	for _, d := range iptables.Diff(want, got) {
 		evidence.State = Drifted
 		evidence.Differences = append(evidence.Differences, d.String())
 	}
+	if prove && evidence.State == Intact {
+		return k.prove(ctx, s, want)
+	}
 	return evidence, nil
 }
 
-// absent tells a pod that nobody redirects from one that somebody else does: by chains of the names that Istio's have,
-// which its plugin and its init container make by nftables or either iptables.
-func absent(ctx context.Context, s *sandbox.Sandbox) (Evidence, error) {
+// ours says whether rules carry the names that we give them, as comments: those of Istio, in chains of the same names, have
+// none.
+func ours(rules *iptables.RuleSet) bool {
+	return rules != nil && slices.ContainsFunc(rules.Chains, func(c iptables.Chain) bool {
+		return slices.ContainsFunc(c.Rules, func(r iptables.Rule) bool { return r.ID != "" })
+	})
+}
+
+// prove sends packets through rules that are as they should be.
+func (k Kernel) prove(ctx context.Context, s *sandbox.Sandbox, want *iptables.RuleSet) (Evidence, error) {
+	report, err := verify.Run(ctx, verify.Config{Want: want, NetNS: int(s.NetNS.Fd()), Log: k.Logger})
+	if err != nil {
+		return Evidence{State: Unknown}, err
+	}
+	if err := report.Err(); err != nil {
+		return Evidence{State: Drifted, Differences: []string{err.Error()}}, nil
+	}
+	return Evidence{State: Intact}, nil
+}
+
+// absent tells a pod that nobody redirects from one that Istio does, by nftables without iptables.
+func absent(s *sandbox.Sandbox) (Evidence, error) {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(s.NetNS.Fd())))
 	if err != nil {
 		return Evidence{State: Unknown}, err
@@ -57,42 +91,18 @@ func absent(ctx context.Context, s *sandbox.Sandbox) (Evidence, error) {
 			return foreign("chain " + c.Name + " of table " + c.Table.Name)
 		}
 	}
-	legacy, err := s.HasLegacyNAT()
-	if err != nil || !legacy {
-		return Evidence{State: Missing, Differences: []string{"no rules are in force: the pod's traffic bypasses its proxy"}}, err
-	}
-	return absentFromLegacy(ctx, s)
+	return Evidence{State: Missing, Differences: []string{"no rules are in force: the pod's traffic bypasses its proxy"}}, nil
 }
 
 func foreign(what string) (Evidence, error) {
-	return Evidence{State: Foreign, Differences: []string{what + " redirects its traffic"}}, nil
-}
-
-// absentFromLegacy asks the old iptables, which only its own program shows.
-func absentFromLegacy(ctx context.Context, s *sandbox.Sandbox) (Evidence, error) {
-	backend, err := xt.New(ctx, xt.Config{NetNS: int(s.NetNS.Fd()), Flavour: xt.Legacy})
-	if err != nil {
-		return Evidence{State: Unknown}, fmt.Errorf("the pod has rules of the old iptables, which cannot be read here: %w", err)
-	}
-	got, err := backend.Read(ctx)
-	if err != nil {
-		return Evidence{State: Unknown}, fmt.Errorf("reading the rules of the old iptables: %w", err)
-	}
-	if got.Rules != nil || len(got.Strange) > 0 {
-		return foreign("a chain of iptables-legacy")
-	}
-	return Evidence{State: Missing, Differences: []string{"no rules are in force: the pod's traffic bypasses its proxy"}}, nil
+	return Evidence{State: Foreign, Differences: []string{what + ": somebody else redirects its traffic"}}, nil
 }
 
 // Mend puts the rules in force.
 func (k Kernel) Mend(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error {
-	rules, err := iptables.Compile(o)
+	want, backend, err := k.plan(s, o)
 	if err != nil {
 		return err
 	}
-	backend, err := nft.New(nft.Config{NetNS: int(s.NetNS.Fd())})
-	if err != nil {
-		return err
-	}
-	return backend.Apply(ctx, rules)
+	return backend.Apply(ctx, want)
 }

@@ -5,18 +5,23 @@ package repair
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
 // Kernel works on Linux only.
-type Kernel struct{}
+type Kernel struct {
+	Choice backends.Choice
+	Logger *slog.Logger
+}
 
 var errLinux = errors.New("pods run on Linux")
 
 // Look works on Linux only.
-func (Kernel) Look(context.Context, *sandbox.Sandbox, iptables.Options) (Evidence, error) {
+func (Kernel) Look(context.Context, *sandbox.Sandbox, iptables.Options, bool) (Evidence, error) {
 	return Evidence{State: Unknown}, errLinux
 }
 

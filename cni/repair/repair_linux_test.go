@@ -24,6 +24,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,6 +40,7 @@ type node struct {
 	acted             []string
 	checked           []State
 	mends             int
+	choice            backends.Choice
 	captured, drifted int
 	log               *testenv.Buffer
 }
@@ -89,14 +91,14 @@ func (n *node) Find(p *agentapi.Pod, _ []string, _ string) (*sandbox.Sandbox, er
 }
 
 // Look is the kernel's.
-func (n *node) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) (Evidence, error) {
-	return Kernel{}.Look(ctx, s, o)
+func (n *node) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (Evidence, error) {
+	return Kernel{Choice: n.choice}.Look(ctx, s, o, prove)
 }
 
 // Mend is the kernel's, counted.
 func (n *node) Mend(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error {
 	n.locked(func() { n.mends++ })
-	return Kernel{}.Mend(ctx, s, o)
+	return Kernel{Choice: n.choice}.Mend(ctx, s, o)
 }
 
 // start has a pod run in a network namespace that the plugin never saw.
@@ -151,7 +153,7 @@ func (n *node) state(p string) Evidence {
 		n.t.Fatal(err)
 	}
 	defer s.Close()
-	return n.repairer().inspect(n.t.Context(), &pod, s)
+	return n.repairer().inspect(n.t.Context(), &pod, s, true)
 }
 
 func TestPodThatSlippedPastIsMendedInPlace(t *testing.T) {
@@ -355,6 +357,24 @@ func TestEmptyTablesOfLegacyIptablesAreNobodysRedirection(t *testing.T) {
 	<-done
 	n.repairer().Sweep(t.Context())
 	n.wantActs("repair success")
+}
+
+func TestPodIsMendedByTheBackEndThatIsConfigured(t *testing.T) {
+	for _, choice := range []backends.Choice{backends.IPTablesNFT, backends.IPTablesLegacy} {
+		if _, err := exec.LookPath("iptables-" + string(choice)); err != nil {
+			t.Skip("iptables is not installed")
+		}
+		n := newNode(t, Mend)
+		n.choice = choice
+		n.start("web", "u1")
+		r := n.repairer()
+		r.Sweep(t.Context())
+		r.Sweep(t.Context())
+		n.wantActs("repair success")
+		if fmt.Sprint(n.checked) != "[intact intact]" {
+			t.Errorf("%s: %v\n%s", choice, n.checked, n.log)
+		}
+	}
 }
 
 func TestPodsThatNeedNoRedirectionAreNotLookedAt(t *testing.T) {

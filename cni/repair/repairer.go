@@ -169,9 +169,9 @@ func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes Processe
 		return
 	}
 	defer s.Close()
-	evidence := r.inspect(ctx, p, s)
+	evidence := r.inspect(ctx, p, s, false)
 	if r.shouldAct(evidence.State) && r.act(ctx, p, s) && r.config.Mode == Mend {
-		evidence = r.inspect(ctx, p, s)
+		evidence = r.inspect(ctx, p, s, true)
 		r.mended(p, evidence)
 	}
 	r.note(p, evidence)
@@ -197,7 +197,7 @@ func (r *Repairer) hint(p *agentapi.Pod) string {
 	return ""
 }
 
-func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) Evidence {
+func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox, prove bool) Evidence {
 	addresses, err := s.Addresses()
 	if err != nil {
 		return Evidence{State: Unknown, Differences: []string{err.Error()}}
@@ -206,7 +206,7 @@ func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sand
 	if err != nil {
 		return Evidence{State: Unknown, Differences: []string{"its settings for the mesh are refused: " + err.Error()}}
 	}
-	evidence, err := r.config.Redirection.Look(ctx, s, options)
+	evidence, err := r.config.Redirection.Look(ctx, s, options, prove)
 	if err != nil {
 		return Evidence{State: Unknown, Differences: []string{err.Error()}}
 	}

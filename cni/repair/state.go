@@ -28,6 +28,7 @@ type Evidence struct {
 
 // Redirection looks at the redirection of one sandbox and puts it in force.
 type Redirection interface {
-	Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) (Evidence, error)
+	// Look reads what is in force, and with prove sends packets, too, of which the pod's processes see none.
+	Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (Evidence, error)
 	Mend(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error
 }

@@ -32,9 +32,6 @@ func (s *Sandbox) Close() {}
 // Addresses works on Linux only.
 func (s *Sandbox) Addresses() ([]netip.Addr, error) { return nil, errLinux }
 
-// HasLegacyNAT works on Linux only.
-func (s *Sandbox) HasLegacyNAT() (bool, error) { return false, errLinux }
-
 // Scan works on Linux only.
 func Scan(string, string) (*Index, error) { return nil, errLinux }
 

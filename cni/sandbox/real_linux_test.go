@@ -145,23 +145,3 @@ func TestNodesOwnNamespaceIsNeverOpened(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestLegacyIptablesAreSeen(t *testing.T) {
-	ns := testns.New(t)
-	s, err := scan(t).Open("/proc/self/fd/" + strconv.Itoa(int(ns.Handle)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	if has, err := s.HasLegacyNAT(); err != nil || has {
-		t.Errorf("a new namespace: %v %v", has, err)
-	}
-	if _, err := exec.LookPath("iptables-legacy"); err != nil {
-		t.Skip("iptables is not installed")
-	}
-	_, done := ns.Start(t, exec.Command("iptables-legacy", "-t", "nat", "-L", "-n"))
-	<-done
-	if has, err := s.HasLegacyNAT(); err != nil || !has {
-		t.Errorf("after iptables: %v %v", has, err)
-	}
-}
