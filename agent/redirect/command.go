@@ -40,7 +40,7 @@ func Command(p Process) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.run(cmd) },
 	}
 	a.addTo(c.Flags())
-	c.AddCommand(newShowCommand(p), newExplainCommand(p), newCleanCommand(p))
+	c.AddCommand(newShowCommand(p), newExplainCommand(p), newVerifyCommand(p), newTraceCommand(p), newCleanCommand(p))
 	for _, sub := range append(c.Commands(), c) {
 		sub.Flags().SortFlags = false
 		sub.SetFlagErrorFunc(func(c *cobra.Command, err error) error {

@@ -14,9 +14,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
-	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -18,6 +18,8 @@ type Report struct {
 	Differences []iptables.Difference `json:"differences,omitempty"`
 	// Proofs are the packets that were sent.
 	Proofs []Proof `json:"proofs,omitempty"`
+	// Notes are what a person ought to know although it is as the rules want it.
+	Notes []string `json:"notes,omitempty"`
 	// Unproven says what could not be shown with packets, and why.
 	Unproven []string      `json:"unproven,omitempty"`
 	Took     time.Duration `json:"took_ns"`
@@ -93,7 +95,7 @@ func (r *Report) text(all bool) string {
 	case len(r.Differences) == 0:
 		fmt.Fprintf(&b, "rules      as they should be, order included (%s, %s)\n", r.Backend, r.Families)
 	default:
-		fmt.Fprintf(&b, "rules      %d differences (%s, %s)\n", len(r.Differences), r.Backend, r.Families)
+		fmt.Fprintf(&b, "rules      %s (%s, %s)\n", Count(len(r.Differences), "difference"), r.Backend, r.Families)
 	}
 	for _, d := range r.Differences {
 		fmt.Fprintf(&b, "  %s\n", d)
@@ -108,6 +110,9 @@ func (r *Report) text(all bool) string {
 			fmt.Fprintf(&b, "  ok     %s → %s%s\n", p.Subject, p.Got, by(p.Rule))
 		}
 	}
+	for _, n := range r.Notes {
+		fmt.Fprintf(&b, "note       %s\n", n)
+	}
 	for _, u := range r.Unproven {
 		fmt.Fprintf(&b, "unproven   %s\n", u)
 	}
@@ -119,4 +124,12 @@ func by(rule string) string {
 		return ""
 	}
 	return " (" + rule + ")"
+}
+
+// Count says how many there are of something.
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }

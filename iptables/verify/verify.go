@@ -107,6 +107,7 @@ func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
 	if err != nil {
 		return err
 	}
+	r.Notes = append(r.Notes, passing(cfg.Want, at)...)
 	s := newSampler(cfg.Want, at)
 	all, left := s.samples()
 	if left > 0 {
@@ -122,6 +123,16 @@ func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
 	r.Proofs = append(r.Proofs, proofs...)
 	r.Unproven = append(append(r.Unproven, unproven(cfg.Want, proofs)...), s.unseen()...)
 	return nil
+}
+
+// passing are the families that the namespace has addresses of its own of, and that the rules do not look at.
+func passing(want *iptables.RuleSet, at place) (all []string) {
+	for _, f := range at.families() {
+		if want.Families&f == 0 && at.own[f] != at.near[f] {
+			all = append(all, fmt.Sprintf("%s traffic bypasses the proxy: the namespace has the address %s, and the rules are for %s alone", f, at.own[f], want.Families))
+		}
+	}
+	return all
 }
 
 func placeOf(lab lab) (place, error) {

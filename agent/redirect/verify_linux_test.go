@@ -1,0 +1,135 @@
+package redirect
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
+)
+
+// everything are the options of an injected pod.
+var everything = []string{"-b", "*", "-i", "*", "-d", "15090,15021,15020", "-u", "1337", "--dual-stack"}
+
+// command runs the command in a namespace.
+func command(t *testing.T, ns *testns.Namespace, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	c := Command(Process{})
+	c.SetOut(&out)
+	c.SetErr(&errs)
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetArgs(append(args, "--network-namespace", fmt.Sprintf("/proc/self/fd/%d", ns.Handle)))
+	err := c.ExecuteContext(t.Context())
+	var exit *ExitError
+	switch {
+	case errors.As(err, &exit):
+		code = exit.Code
+	case err != nil:
+		code = 1
+	}
+	return code, out.String(), fmt.Sprint(errs.String(), err)
+}
+
+func with(args []string, more ...string) []string {
+	return append(append([]string{}, args...), more...)
+}
+
+func TestVerifyTellsWhatIsWrongAndEndsSo(t *testing.T) {
+	ns := testns.New(t)
+	if code, out, _ := command(t, ns, "verify"); code != 0 {
+		t.Errorf("without options nothing is to be in force: exit code %d\n%s", code, out)
+	}
+	code, out, said := command(t, ns, append([]string{"verify"}, everything...)...)
+	if code != 1 || !strings.Contains(out, "no rule is in force") || !strings.Contains(out, "bypasses the proxy") || !strings.Contains(said, "1 difference in the rules") {
+		t.Errorf("without rules: exit code %d\n%s%s", code, out, said)
+	}
+	if code, _, said := command(t, ns, everything...); code != 0 {
+		t.Fatal(said)
+	}
+	code, out, said = command(t, ns, append([]string{"verify", "--output", "json"}, everything...)...)
+	var r struct {
+		Proofs   []verify.Proof
+		Unproven []string
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || len(r.Proofs) < 30 || !r.Proofs[0].OK || len(r.Unproven) > 0 {
+		t.Errorf("with rules: exit code %d, %v\n%s%s", code, err, out, said)
+	}
+	if code, out, said := command(t, ns, "verify", "--live"); code != 0 {
+		t.Errorf("the rules in force: exit code %d\n%s%s", code, out, said)
+	}
+	code, out, _ = command(t, ns, append([]string{"verify", "-x", "10.0.0.0/8"}, everything...)...)
+	if code != 1 || !strings.Contains(out, "10.0.0.1:30123 from uid 10123, gid 10123 is captured, and should be left alone") {
+		t.Errorf("with other options: exit code %d\n%s", code, out)
+	}
+}
+
+func TestVerifyRefusesWrongFlags(t *testing.T) {
+	ns := testns.New(t)
+	for _, args := range [][]string{{"-o", "xml"}, {"-b", "70000"}, {"something"}} {
+		if code, _, said := command(t, ns, append([]string{"verify"}, args...)...); code != exitUsage {
+			t.Errorf("%v: exit code %d, %s", args, code, said)
+		}
+	}
+}
+
+func TestValidationEndsWithTheContractsCode(t *testing.T) {
+	ns := testns.New(t)
+	validation := with(everything, "--skip-rule-apply", "--run-validation", "--probe-timeout", "2s")
+	if code, _, said := command(t, ns, validation...); code != exitNotCaptured {
+		t.Errorf("without rules: exit code %d, %s", code, said)
+	}
+	if code, _, said := command(t, ns, with(everything, "--run-validation")...); code != 0 {
+		t.Errorf("apply and validate: exit code %d, %s", code, said)
+	}
+	if code, _, said := command(t, ns, validation...); code != 0 {
+		t.Errorf("with rules: exit code %d, %s", code, said)
+	}
+}
+
+func TestTraceShowsPacketsAsTheyAre(t *testing.T) {
+	ns := testns.New(t)
+	if code, _, said := command(t, ns, "trace", "--for", "1s"); code != 1 || !strings.Contains(said, errNothing.Error()) {
+		t.Errorf("without rules: exit code %d, %s", code, said)
+	}
+	if code, _, said := command(t, ns, everything...); code != 0 {
+		t.Fatal(said)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil { // what is sent before the trace begins is not seen
+			_ = ns.Within(func() error {
+				if c, err := net.DialTimeout("tcp", "127.0.0.1:80", time.Second); err == nil {
+					_ = c.Close()
+				}
+				return nil
+			})
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	code, out, said := command(t, ns, "trace", "--count", "1", "--for", "20s", "--to", "127.0.0.0/8", "--protocol", "tcp", "--port", "80", "--uid", "0")
+	cancel()
+	<-ended
+	if code != 0 || !strings.Contains(out, "outbound/localhost-ipv4") && !strings.Contains(out, "outbound/local-ipv4") ||
+		!strings.Contains(out, "→ arrives at 127.0.0.1:80 of this namespace, by lo") {
+		t.Errorf("exit code %d\n%s%s", code, out, said)
+	}
+}
+
+func TestTraceRefusesWhatHasNoBounds(t *testing.T) {
+	ns := testns.New(t)
+	for _, args := range [][]string{{"--for", "24h"}, {"--count", "0"}, {"--protocol", "icmp"}, {"--to", "nowhere"}, {"-o", "yaml"}, {"--uid", "nobody-of-this-name"}} {
+		if code, _, said := command(t, ns, append([]string{"trace"}, args...)...); code != exitUsage {
+			t.Errorf("%v: exit code %d, %s", args, code, said)
+		}
+	}
+}
