@@ -22,6 +22,9 @@ const (
 
 const loopback = "lo"
 
+// passthroughIPv6 is what Envoy binds for inbound IPv6 connections that it passes on. It is on lo because we put it there.
+var passthroughIPv6 = netip.MustParsePrefix("::6/128")
+
 // routePriority is before the kernel's main table (32766), and after the first, local (0).
 const routePriority = 1337
 
@@ -42,6 +45,7 @@ func Compile(o Options) (*RuleSet, error) {
 	if c.refused != 0 {
 		rules.Chains = append(rules.Chains, c.refusal()...)
 	}
+	GiveReasons(rules)
 	return rules, nil
 }
 
@@ -105,7 +109,7 @@ func (c *compiler) locals() []local {
 		l = append(l, local{"ipv4", c.LoopbackCIDR, netip.MustParsePrefix("127.0.0.6/32")})
 	}
 	if c.families&IPv6 != 0 {
-		l = append(l, local{"ipv6", netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("::6/128")})
+		l = append(l, local{"ipv6", netip.MustParsePrefix("::1/128"), passthroughIPv6})
 	}
 	return l
 }
@@ -134,7 +138,7 @@ func (c *compiler) routing() *Routing {
 		r.Mark, r.Table, r.Priority = c.TProxyMark, c.TProxyTable, routePriority
 	}
 	if c.families&IPv6 != 0 {
-		r.LoopbackAddresses = []netip.Prefix{netip.MustParsePrefix("::6/128")}
+		r.LoopbackAddresses = []netip.Prefix{passthroughIPv6}
 	}
 	if r.Mark == 0 && r.LoopbackAddresses == nil {
 		return nil
@@ -149,16 +153,16 @@ func newChain(t Table, name string) *chain { return &chain{Chain{Table: t, Name:
 
 func newBase(t Table, h Hook) *chain { return &chain{Chain{Table: t, Name: BaseName(t, h), Hook: h}} }
 
-func (c *chain) add(id string, m Match, v Verdict, reason string) {
-	c.Rules = append(c.Rules, Rule{ID: id, Match: m, Verdict: v, Reason: reason})
+func (c *chain) add(id string, m Match, v Verdict) {
+	c.Rules = append(c.Rules, Rule{ID: id, Match: m, Verdict: v})
 }
 
-func (c *chain) jump(id string, m Match, to, reason string) {
-	c.add(id, m, Verdict{Action: Jump, Chain: to}, reason)
+func (c *chain) jump(id string, m Match, to string) {
+	c.add(id, m, Verdict{Action: Jump, Chain: to})
 }
 
-func (c *chain) leave(id string, m Match, reason string) {
-	c.add(id, m, Verdict{Action: Return}, reason)
+func (c *chain) leave(id string, m Match) {
+	c.add(id, m, Verdict{Action: Return})
 }
 
 // used are the chains that hold rules and are called: a base chain, or one that a used chain jumps to.
@@ -195,10 +199,3 @@ func limit(chains []Chain, f Families) {
 func oneNet(p netip.Prefix) []netip.Prefix { return []netip.Prefix{p} }
 
 func onePort(p uint16) []PortRange { return []PortRange{{p, p}} }
-
-func portReason(p PortRange) string {
-	if p.First == p.Last {
-		return "port " + p.String()
-	}
-	return "the ports " + p.String()
-}

@@ -43,8 +43,7 @@ func (c *compiler) dnsChain() *chain {
 	}
 	for _, resolver := range c.resolvers() {
 		for _, protocol := range []Protocol{UDP, TCP} {
-			n.add(resolverName("dns/"+string(protocol), resolver), dnsQuestion(protocol, resolver), Verdict{Action: Redirect, Port: c.DNSPort},
-				"DNS goes to the agent's resolver, on port "+portText(c.DNSPort))
+			n.add(resolverName("dns/"+string(protocol), resolver), dnsQuestion(protocol, resolver), Verdict{Action: Redirect, Port: c.DNSPort})
 		}
 	}
 	return n
@@ -56,8 +55,8 @@ func (c *compiler) raw() []Chain {
 		return nil
 	}
 	in, out := newBase(Raw, Prerouting), newBase(Raw, Output)
-	in.jump("hook/raw-inbound", Match{Protocol: UDP}, chainInbound, "answers to DNS questions get their zone before connections are tracked")
-	out.jump("hook/raw-outbound", Match{Protocol: UDP}, chainDNS, "DNS questions get their zone before connections are tracked")
+	in.jump("hook/raw-inbound", Match{Protocol: UDP}, chainInbound)
+	out.jump("hook/raw-outbound", Match{Protocol: UDP}, chainDNS)
 	return used(c.answerZones(), c.questionZones(), in, out)
 }
 
@@ -69,22 +68,21 @@ func (c *compiler) questionZones() *chain {
 		question, answer := o.match, o.match
 		question.Protocol, question.DestinationPorts = UDP, onePort(53)
 		answer.Protocol, answer.SourcePorts = UDP, onePort(c.DNSPort)
-		n.add("zone/question-of-proxy-"+o.name, question, zone(zoneResolver), "the agent's questions to resolvers are not applications'")
-		n.add("zone/answer-of-proxy-"+o.name, answer, zone(zoneAgent), "the agent's answers belong to applications' questions")
+		n.add("zone/question-of-proxy-"+o.name, question, zone(zoneResolver))
+		n.add("zone/answer-of-proxy-"+o.name, answer, zone(zoneAgent))
 	}
 	c.uncapturedZones(n)
 	for _, resolver := range c.resolvers() {
-		n.add(resolverName("zone/question", resolver), dnsQuestion(UDP, resolver), zone(zoneAgent), "applications' questions go to the agent")
+		n.add(resolverName("zone/question", resolver), dnsQuestion(UDP, resolver), zone(zoneAgent))
 	}
 	return n
 }
 
 // uncapturedZones give the questions that go to resolvers uncaptured the zone that their answers get.
 func (c *compiler) uncapturedZones(n *chain) {
-	const reason = "the question is not captured, and its answer comes in the resolvers' zone"
 	add := func(id string, m Match) {
 		m.Protocol, m.DestinationPorts = UDP, onePort(53)
-		n.add("zone/"+id, m, zone(zoneResolver), reason)
+		n.add("zone/"+id, m, zone(zoneResolver))
 	}
 	for _, name := range c.ExcludeInterfaces {
 		add("exclude-interface-"+name, Match{OutInterface: name})
@@ -103,14 +101,13 @@ func (c *compiler) answerZones() *chain {
 		for _, name := range c.VirtualInterfaces {
 			m := dnsQuestion(UDP, resolver)
 			m.InInterface = name
-			n.add(resolverName("zone/virtual-"+name, resolver), m, zone(zoneResolver),
-				"a virtual machine's questions are passed on to the resolver, and their answers have to find back")
+			n.add(resolverName("zone/virtual-"+name, resolver), m, zone(zoneResolver))
 		}
 		m := Match{Protocol: UDP, SourcePorts: onePort(53)}
 		if resolver.IsValid() {
 			m.Source = oneNet(resolver)
 		}
-		n.add(resolverName("zone/answer", resolver), m, zone(zoneResolver), "answers of resolvers belong to the agent's questions")
+		n.add(resolverName("zone/answer", resolver), m, zone(zoneResolver))
 	}
 	return n
 }

@@ -14,30 +14,28 @@ func (c *compiler) nat() []Chain {
 
 func (c *compiler) redirectChain() *chain {
 	n := newChain(NAT, chainRedirect)
-	n.add("redirect/outbound", Match{Protocol: TCP}, Verdict{Action: Redirect, Port: c.ProxyPort},
-		"outbound connections go to Envoy's port "+portText(c.ProxyPort))
+	n.add("redirect/outbound", Match{Protocol: TCP}, Verdict{Action: Redirect, Port: c.ProxyPort})
 	return n
 }
 
 func (c *compiler) inRedirectChain() *chain {
 	n := newChain(NAT, chainInRedirect)
-	n.add("redirect/inbound", Match{Protocol: TCP}, Verdict{Action: Redirect, Port: c.InboundPort},
-		"inbound connections go to Envoy's port "+portText(c.InboundPort))
+	n.add("redirect/inbound", Match{Protocol: TCP}, Verdict{Action: Redirect, Port: c.InboundPort})
 	return n
 }
 
 func (c *compiler) natPrerouting() *chain {
 	n := newBase(NAT, Prerouting)
 	for _, name := range c.VirtualInterfaces {
-		n.jump("hook/nat-virtual-"+name, Match{InInterface: name}, chainVirtual, "what comes in from "+name+" is outbound traffic of a machine within the pod")
+		n.jump("hook/nat-virtual-"+name, Match{InInterface: name}, chainVirtual)
 	}
-	n.jump("hook/nat-inbound", Match{Protocol: TCP}, chainInbound, "TCP connections that come in are looked at")
+	n.jump("hook/nat-inbound", Match{Protocol: TCP}, chainInbound)
 	return n
 }
 
 func (c *compiler) natOutput() *chain {
 	n := newBase(NAT, Output)
-	n.jump("hook/nat-outbound", Match{}, chainOutput, "all that goes out is looked at, UDP too for DNS")
+	n.jump("hook/nat-outbound", Match{}, chainOutput)
 	return n
 }
 
@@ -55,10 +53,10 @@ func (c *compiler) inboundChain() *chain {
 // inboundExceptions are of both modes.
 func (c *compiler) inboundExceptions(n *chain) {
 	for _, name := range c.ExcludeInterfaces {
-		n.leave("inbound/exclude-interface-"+name, Match{InInterface: name}, "traffic of the interface "+name+" is excluded")
+		n.leave("inbound/exclude-interface-"+name, Match{InInterface: name})
 	}
 	for _, name := range c.VirtualInterfaces {
-		n.leave("inbound/virtual-"+name, Match{InInterface: name}, "what comes in from "+name+" is not inbound traffic")
+		n.leave("inbound/virtual-"+name, Match{InInterface: name})
 	}
 }
 
@@ -70,18 +68,18 @@ func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 		return m
 	}
 	if tunnel := func(p PortRange) bool { return p.Contains(c.TunnelPort) }; c.InboundPorts.All || slices.ContainsFunc(c.InboundPorts.Listed, tunnel) {
-		n.leave("inbound/tunnel", at(PortRange{c.TunnelPort, c.TunnelPort}), "HBONE goes to Envoy's port "+portText(c.TunnelPort)+" directly")
+		n.leave("inbound/tunnel", at(PortRange{c.TunnelPort, c.TunnelPort}))
 	}
 	if !c.InboundPorts.All {
 		for _, p := range c.InboundPorts.Listed {
-			n.jump("inbound/port-"+p.String(), at(p), to, "inbound connections to "+portReason(p)+" are captured")
+			n.jump("inbound/port-"+p.String(), at(p), to)
 		}
 		return
 	}
 	for _, p := range c.InboundExcludePorts {
-		n.leave("inbound/exclude-port-"+p.String(), at(p), "inbound connections to "+portReason(p)+" are excluded")
+		n.leave("inbound/exclude-port-"+p.String(), at(p))
 	}
-	n.jump("inbound/all", m, to, "all other inbound connections are captured")
+	n.jump("inbound/all", m, to)
 }
 
 // virtualChain treats what comes in from a virtual machine as what an application sends.
@@ -91,7 +89,7 @@ func (c *compiler) virtualChain() *chain {
 		return n
 	}
 	for _, p := range c.OutboundExcludePorts {
-		n.leave("virtual/exclude-port-"+p.String(), Match{Protocol: TCP, DestinationPorts: []PortRange{p}}, "outbound connections to "+portReason(p)+" are excluded")
+		n.leave("virtual/exclude-port-"+p.String(), Match{Protocol: TCP, DestinationPorts: []PortRange{p}})
 	}
 	c.outboundCapture(n, "virtual")
 	return n
@@ -102,14 +100,14 @@ func (c *compiler) virtualChain() *chain {
 func (c *compiler) outputChain() *chain {
 	n := newChain(NAT, chainOutput)
 	for _, name := range c.ExcludeInterfaces {
-		n.leave("outbound/exclude-interface-"+name, Match{OutInterface: name}, "traffic of the interface "+name+" is excluded")
+		n.leave("outbound/exclude-interface-"+name, Match{OutInterface: name})
 	}
 	for _, p := range c.OutboundExcludePorts {
-		n.leave("outbound/exclude-port-"+p.String(), Match{Protocol: TCP, DestinationPorts: []PortRange{p}}, "outbound connections to "+portReason(p)+" are excluded")
+		n.leave("outbound/exclude-port-"+p.String(), Match{Protocol: TCP, DestinationPorts: []PortRange{p}})
 	}
 	c.proxyRules(n)
 	c.groupRules(n)
-	n.jump("outbound/dns", Match{}, chainDNS, "DNS is captured for the agent's resolver")
+	n.jump("outbound/dns", Match{}, chainDNS)
 	c.localRules(n)
 	c.outboundCapture(n, "outbound")
 	return n
@@ -133,36 +131,32 @@ func (c *compiler) spared() []PortRange {
 	return spared
 }
 
-const selfCallReason = "a call of the application to its own service's address comes back here through the proxy, and has to meet the inbound policy"
-
 func (c *compiler) proxyRules(n *chain) {
 	if !c.tproxy() { // otherwise the mangle table marks them, so that the source address stays
 		c.selfCalls(n)
 	}
 	for _, o := range c.owners() {
-		n.leave("outbound/proxy-"+o.name, o.match, "the proxy's own traffic is not captured again")
+		n.leave("outbound/proxy-"+o.name, o.match)
 	}
 }
 
 func (c *compiler) selfCalls(n *chain) {
 	for _, l := range c.locals() {
-		n.leave("outbound/passthrough-"+l.name, Match{OutInterface: loopback, Source: oneNet(l.passthrough)},
-			"Envoy passes an inbound connection on from "+l.passthrough.Addr().String()+"; captured again, it would come back for ever")
+		n.leave("outbound/passthrough-"+l.name, Match{OutInterface: loopback, Source: oneNet(l.passthrough)})
 	}
 	for _, o := range c.owners() {
 		for _, l := range c.locals() {
-			n.jump("outbound/self-call-"+o.name+"-"+l.name, c.selfCall(l, o), chainInRedirect, selfCallReason)
+			n.jump("outbound/self-call-"+o.name+"-"+l.name, c.selfCall(l, o), chainInRedirect)
 		}
 	}
 }
 
 func (c *compiler) groupRules(n *chain) {
 	for _, gid := range c.ExcludeOwnerGroups {
-		n.leave("outbound/exclude-group-"+decimal(gid), Match{GIDs: []uint32{gid}}, "traffic of processes of group "+decimal(gid)+" is excluded")
+		n.leave("outbound/exclude-group-"+decimal(gid), Match{GIDs: []uint32{gid}})
 	}
 	if !c.OwnerGroups.All {
-		n.leave("outbound/other-groups", Match{GIDs: unique(c.OwnerGroups.Listed), NotGIDs: true},
-			"only processes of the groups "+joined(unique(c.OwnerGroups.Listed), decimal)+" are captured")
+		n.leave("outbound/other-groups", Match{GIDs: unique(c.OwnerGroups.Listed), NotGIDs: true})
 	}
 }
 
@@ -171,9 +165,9 @@ func (c *compiler) localRules(n *chain) {
 	for _, l := range c.locals() {
 		f := familyOf(l.loopback.Addr())
 		if c.includesLoopback(f) {
-			n.leave("outbound/localhost-"+l.name, Match{Destination: oneNet(l.loopback)}, "the application means its own localhost")
+			n.leave("outbound/localhost-"+l.name, Match{Destination: oneNet(l.loopback)})
 		} else {
-			n.leave("outbound/local-"+l.name, Match{Families: f, OutInterface: loopback}, "traffic from one application of the pod to another stays within it")
+			n.leave("outbound/local-"+l.name, Match{Families: f, OutInterface: loopback})
 		}
 	}
 }
@@ -184,16 +178,16 @@ func (c *compiler) includesLoopback(f Families) bool {
 
 func (c *compiler) outboundCapture(n *chain, kind string) {
 	for _, p := range c.OutboundExcludeCIDRs {
-		n.leave(kind+"/exclude-cidr-"+p.String(), Match{Destination: oneNet(p)}, "connections to "+p.String()+" are excluded")
+		n.leave(kind+"/exclude-cidr-"+p.String(), Match{Destination: oneNet(p)})
 	}
 	for _, p := range c.OutboundPorts {
-		n.jump(kind+"/port-"+p.String(), Match{Protocol: TCP, DestinationPorts: []PortRange{p}}, chainRedirect, "outbound connections to "+portReason(p)+" are captured")
+		n.jump(kind+"/port-"+p.String(), Match{Protocol: TCP, DestinationPorts: []PortRange{p}}, chainRedirect)
 	}
 	if c.OutboundCIDRs.All {
-		n.jump(kind+"/all", Match{Protocol: TCP}, chainRedirect, "all other outbound connections are captured")
+		n.jump(kind+"/all", Match{Protocol: TCP}, chainRedirect)
 	}
 	for _, p := range c.OutboundCIDRs.Listed {
-		n.jump(kind+"/cidr-"+p.String(), Match{Protocol: TCP, Destination: oneNet(p)}, chainRedirect, "outbound connections to "+p.String()+" are captured")
+		n.jump(kind+"/cidr-"+p.String(), Match{Protocol: TCP, Destination: oneNet(p)}, chainRedirect)
 	}
 }
 

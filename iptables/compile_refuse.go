@@ -9,12 +9,12 @@ func (c *compiler) refusal() []Chain {
 	in, out, through := newBase(Filter, Input), newBase(Filter, Output), newBase(Filter, Forward)
 	fresh := []State{New}
 	for _, name := range f.VirtualInterfaces {
-		in.jump("refuse/hook-virtual-here-"+name, Match{InInterface: name, States: fresh}, chainVirtual, "what comes in from "+name+" is outbound traffic, to this pod too")
+		in.jump("refuse/hook-virtual-here-"+name, Match{InInterface: name, States: fresh}, chainVirtual)
 	}
-	in.jump("refuse/hook-inbound", Match{Protocol: TCP, States: fresh}, chainInbound, "connections that come in are looked at")
-	out.jump("refuse/hook-outbound", Match{States: fresh}, chainOutput, "all that goes out is looked at")
+	in.jump("refuse/hook-inbound", Match{Protocol: TCP, States: fresh}, chainInbound)
+	out.jump("refuse/hook-outbound", Match{States: fresh}, chainOutput)
 	for _, name := range f.VirtualInterfaces {
-		through.jump("refuse/hook-virtual-"+name, Match{InInterface: name, States: fresh}, chainVirtual, "what comes in from "+name+" is outbound traffic")
+		through.jump("refuse/hook-virtual-"+name, Match{InInterface: name, States: fresh}, chainVirtual)
 	}
 	f.Interception = RedirectMode
 	inbound := f.inboundChain()

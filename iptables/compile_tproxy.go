@@ -6,17 +6,17 @@ const allBits = 1<<32 - 1
 func (c *compiler) mangle() []Chain {
 	in, out := newBase(Mangle, Prerouting), newBase(Mangle, Output)
 	if c.DropInvalid {
-		in.jump("hook/mangle-invalid", Match{States: []State{Invalid}}, chainDrop, "packets that belong to no connection are looked at")
+		in.jump("hook/mangle-invalid", Match{States: []State{Invalid}}, chainDrop)
 	}
-	in.jump("hook/mangle-inbound", Match{Protocol: TCP}, chainInbound, "TCP that comes in is looked at")
-	out.jump("hook/mangle-outbound", Match{Protocol: TCP}, chainOutput, "TCP that goes out is looked at")
+	in.jump("hook/mangle-inbound", Match{Protocol: TCP}, chainInbound)
+	out.jump("hook/mangle-outbound", Match{Protocol: TCP}, chainOutput)
 	return used(c.dropChain(), c.divertChain(), c.tproxyChain(), c.tproxyInbound(), c.tproxyOutput(), in, out)
 }
 
 func (c *compiler) dropChain() *chain {
 	n := newChain(Mangle, chainDrop)
 	if c.DropInvalid {
-		n.add("invalid/drop", Match{}, Verdict{Action: Drop}, "a packet outside of its connection's window would make the kernel reset the connection")
+		n.add("invalid/drop", Match{}, Verdict{Action: Drop})
 	}
 	return n
 }
@@ -25,8 +25,8 @@ func (c *compiler) proxyMark() Mark { return Mark{Value: c.TProxyMark, Mask: all
 
 func (c *compiler) divertChain() *chain {
 	n := newChain(Mangle, chainDivert)
-	n.add("tproxy/mark-established", Match{}, Verdict{Action: SetMark, Mark: c.proxyMark()}, "packets of a connection that Envoy holds are delivered here, whatever their destination")
-	n.add("tproxy/established", Match{}, Verdict{Action: Accept}, "the connection has its socket already")
+	n.add("tproxy/mark-established", Match{}, Verdict{Action: SetMark, Mark: c.proxyMark()})
+	n.add("tproxy/established", Match{}, Verdict{Action: Accept})
 	return n
 }
 
@@ -35,7 +35,7 @@ func (c *compiler) tproxyChain() *chain {
 	for _, l := range c.locals() {
 		n.add("tproxy/inbound-"+l.name, Match{Protocol: TCP, Destination: oneNet(l.loopback), NotDestination: true},
 			Verdict{Action: TransparentProxy, Port: c.InboundPort, Mark: c.proxyMark()},
-			"inbound connections go to Envoy's port "+portText(c.InboundPort)+", addresses as they are")
+		)
 	}
 	return n
 }
@@ -48,14 +48,12 @@ func (c *compiler) tproxyInbound() *chain {
 	}
 	c.inboundExceptions(n)
 	mark, self := c.proxyMark(), Mark{Value: selfCallMark, Mask: allBits}
-	n.add("tproxy/save-mark", Match{Protocol: TCP, Mark: &mark}, Verdict{Action: SaveMark},
-		"the application's answers have to find the socket with the client's address")
-	n.leave("tproxy/from-proxy", Match{Protocol: TCP, Mark: &mark}, "the proxy passes the connection on with the client's address; captured again, it would come back for ever")
+	n.add("tproxy/save-mark", Match{Protocol: TCP, Mark: &mark}, Verdict{Action: SaveMark})
+	n.leave("tproxy/from-proxy", Match{Protocol: TCP, Mark: &mark})
 	for _, l := range c.locals() {
-		n.leave("tproxy/passthrough-"+l.name, Match{Protocol: TCP, InInterface: loopback, Source: oneNet(l.passthrough)},
-			"the proxy and the agent speak to the application from "+l.passthrough.Addr().String())
+		n.leave("tproxy/passthrough-"+l.name, Match{Protocol: TCP, InInterface: loopback, Source: oneNet(l.passthrough)})
 	}
-	n.leave("tproxy/local", Match{Protocol: TCP, InInterface: loopback, Mark: &self, NotMark: true}, "traffic within the pod stays there, the proxy's calls to its own pod aside")
+	n.leave("tproxy/local", Match{Protocol: TCP, InInterface: loopback, Mark: &self, NotMark: true})
 	established := Match{Protocol: TCP, States: []State{Established, Related}}
 	// An answer to what a virtual machine sent past the proxy goes on to the machine.
 	established.Socket = len(c.VirtualInterfaces) > 0
@@ -71,7 +69,7 @@ func (c *compiler) inboundTProxy(n *chain, established Match) {
 		if r.Verdict.Action == Jump {
 			m := established
 			m.DestinationPorts = r.Match.DestinationPorts
-			n.jump(r.ID+"-established", m, chainDivert, "the connection was captured when it began")
+			n.jump(r.ID+"-established", m, chainDivert)
 		}
 		n.Rules = append(n.Rules, r)
 	}
@@ -84,15 +82,15 @@ func (c *compiler) tproxyOutput() *chain {
 		return n
 	}
 	for _, name := range c.ExcludeInterfaces {
-		n.leave("mark/exclude-interface-"+name, Match{OutInterface: name}, "traffic of the interface "+name+" is excluded")
+		n.leave("mark/exclude-interface-"+name, Match{OutInterface: name})
 	}
 	mark, self := c.proxyMark(), Mark{Value: selfCallMark, Mask: allBits}
-	n.leave("mark/from-proxy", Match{Protocol: TCP, OutInterface: loopback, Mark: &mark}, "the proxy passes an inbound connection on with the client's address")
+	n.leave("mark/from-proxy", Match{Protocol: TCP, OutInterface: loopback, Mark: &mark})
 	for _, o := range c.owners() {
 		for _, l := range c.locals() {
-			n.add("mark/self-call-"+o.name+"-"+l.name, c.selfCall(l, o), Verdict{Action: SetMark, Mark: self}, selfCallReason)
+			n.add("mark/self-call-"+o.name+"-"+l.name, c.selfCall(l, o), Verdict{Action: SetMark, Mark: self})
 		}
 	}
-	n.add("mark/answer", Match{Protocol: TCP, ConnMark: &mark}, Verdict{Action: RestoreMark}, "the application answers the client's address, and the proxy has the socket")
+	n.add("mark/answer", Match{Protocol: TCP, ConnMark: &mark}, Verdict{Action: RestoreMark})
 	return n
 }

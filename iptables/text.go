@@ -3,6 +3,7 @@ package iptables
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -123,12 +124,11 @@ func (r *Routing) String() string {
 	return b.String()
 }
 
-// Prose is the rule set as a person reads it, chain by chain in the order of a packet's path.
+// Prose is the rule set as a person reads it: in the order of a packet's path, each chain before those that it leads to.
 func (r *RuleSet) Prose() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", r.Families)
-	for i := range r.Chains {
-		c := &r.Chains[i]
+	for _, c := range r.readingOrder() {
 		if c.Hook != "" {
 			fmt.Fprintf(&b, "\n%s, %s\n", c.Table, strings.ToLower(string(c.Hook)))
 		} else {
@@ -147,19 +147,34 @@ func (r *RuleSet) Prose() string {
 	return b.String()
 }
 
-// GiveReasons gives rules that have none, as those that were read back, the reasons of the rules of the same ID.
-func GiveReasons(rules, known *RuleSet) {
-	reasons := map[string]string{}
-	for _, c := range known.Chains {
-		for _, r := range c.Rules {
-			reasons[r.ID] = r.Reason
+// readingOrder begins with the base chains, in the order of a packet's path.
+func (r *RuleSet) readingOrder() []*Chain {
+	var order []*Chain
+	var add func(c *Chain)
+	add = func(c *Chain) {
+		if slices.Contains(order, c) {
+			return
 		}
-	}
-	for i := range rules.Chains {
-		for j := range rules.Chains[i].Rules {
-			if r := &rules.Chains[i].Rules[j]; r.Reason == "" {
-				r.Reason = reasons[r.ID]
+		order = append(order, c)
+		for i := range c.Rules {
+			for j := range r.Chains {
+				if to := &r.Chains[j]; c.Rules[i].Verdict.Action == Jump && to.Table == c.Table && to.Name == c.Rules[i].Verdict.Chain {
+					add(to)
+				}
 			}
 		}
 	}
+	for _, way := range [][]Hook{{Prerouting, Input, Forward}, {Output}} {
+		for _, t := range tableOrder {
+			for i := range r.Chains {
+				if c := &r.Chains[i]; c.Table == t && slices.Contains(way, c.Hook) {
+					add(c)
+				}
+			}
+		}
+	}
+	for i := range r.Chains {
+		add(&r.Chains[i])
+	}
+	return order
 }

@@ -67,7 +67,7 @@ func (e *explain) run(cmd *cobra.Command) error {
 		return err
 	}
 	if e.live {
-		r, err := liveReport(cmd, e.process, space, rules)
+		r, err := liveReport(cmd, e.process, space)
 		if err != nil {
 			return err
 		}

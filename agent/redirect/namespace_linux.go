@@ -50,6 +50,9 @@ func (n namespace) close() {
 	}
 }
 
+// ours is put on lo with the rules.
+var ours = netip.MustParseAddr("::6")
+
 // addresses are those of the namespace's links.
 func (n namespace) addresses() ([]netip.Addr, error) {
 	ns := netns.None()
@@ -72,7 +75,7 @@ func (n namespace) addresses() ([]netip.Addr, error) {
 	}
 	var all []netip.Addr
 	for _, a := range list {
-		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.Unmap().IsLoopback() {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.Unmap().IsLoopback() && ip != ours {
 			all = append(all, ip.Unmap())
 		}
 	}

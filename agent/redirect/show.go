@@ -90,7 +90,7 @@ func newShowCommand(p Process) *cobra.Command {
 			}
 			r := newReport(options, rules)
 			if live {
-				if r, err = liveReport(cmd, p, space, rules); err != nil {
+				if r, err = liveReport(cmd, p, space); err != nil {
 					return err
 				}
 			}
@@ -102,8 +102,8 @@ func newShowCommand(p Process) *cobra.Command {
 	return cmd
 }
 
-// liveReport is of what is in force; reasons are those of the rules of the same name.
-func liveReport(cmd *cobra.Command, p Process, space namespace, known *iptables.RuleSet) (*report, error) {
+// liveReport is of what is in force.
+func liveReport(cmd *cobra.Command, p Process, space namespace) (*report, error) {
 	if err := p.checkPrivileges("--live"); err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func liveReport(cmd *cobra.Command, p Process, space namespace, known *iptables.
 	if in.Rules == nil {
 		return nil, errNothing
 	}
-	iptables.GiveReasons(in.Rules, known)
+	iptables.GiveReasons(in.Rules)
 	return &report{Backend: b.Name(), Rules: in.Rules, Strange: in.Strange}, nil
 }
 

@@ -1,0 +1,150 @@
+package redirect
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+)
+
+// pod is a namespace with a link that leads nowhere; its path is what --network-namespace takes.
+func pod(t *testing.T, addresses ...string) string {
+	t.Helper()
+	ns := testns.New(t)
+	ns.Links(t, func(h *netlink.Handle) error {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "far0"}
+		if err := h.LinkAdd(link); err != nil {
+			return err
+		}
+		for _, text := range addresses {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			a.Flags |= 0x02 // IFA_F_NODAD
+			if err := h.AddrAdd(link, a); err != nil {
+				return err
+			}
+		}
+		return h.LinkSetUp(link)
+	})
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns.Handle))
+}
+
+func TestApplyShowExplainAndCleanWorkOnTheSameNamespace(t *testing.T) {
+	path := pod(t, "10.0.0.5/24", "fd00::5/64")
+	p := machine(t, nil, nil)
+	saved := filepath.Join(t.TempDir(), "saved.json")
+	run := func(args ...string) string {
+		t.Helper()
+		out, log, err := execute(t, p, append(args, "--network-namespace", path)...)
+		if err != nil {
+			t.Fatalf("%q: %v", args, err)
+		}
+		return out + log
+	}
+	log := run("-b", "*", "-i", "*", "-m", "TPROXY", "--dual-stack", "--save", saved)
+	if !strings.Contains(log, "traffic is redirected") || !strings.Contains(log, "by=nftables") {
+		t.Errorf("apply says %s", log)
+	}
+	if live := run("show", "--live"); !strings.Contains(live, "outbound/all: all other outbound connections are captured") || !strings.Contains(live, "lo → ::6/128") {
+		t.Errorf("what is in force is shown as\n%s", live)
+	}
+	if text := run("explain", "--live", "--to", "[fd00::99]:80"); !strings.Contains(text, "outbound tcp from [fd00::5]:40000 to [fd00::99]:80") || !strings.Contains(text, "port 15001") {
+		t.Errorf("explained as\n%s", text)
+	}
+	if text := run("explain", "--config", saved, "--from", "10.9.9.9", "--to", "10.0.0.5:80"); !strings.Contains(text, "reaches port 15006 of this pod with its addresses unchanged") {
+		t.Errorf("explained by the saved configuration as\n%s", text)
+	}
+	run("--cleanup-only")
+	if _, _, err := execute(t, p, "show", "--live", "--network-namespace", path); !errors.Is(err, errNothing) {
+		t.Errorf("after clean-up: %v", err)
+	}
+}
+
+func TestIPv6IsDecidedByWhatTheNamespaceHasAndNotByTheOrderOfAddresses(t *testing.T) {
+	p := machine(t, nil, nil)
+	for _, c := range []struct {
+		addresses []string
+		args      []string
+		families  string
+		warned    bool
+	}{
+		{[]string{"10.0.0.5/24"}, nil, "IPv4", false},
+		{[]string{"fd00::5/64"}, nil, "IPv4 and IPv6", false},
+		{[]string{"fd00::5/64", "10.0.0.5/24"}, nil, "IPv4", true},
+		{[]string{"10.0.0.5/24", "fd00::5/64"}, nil, "IPv4", true},
+		{[]string{"10.0.0.5/24", "fd00::5/64"}, []string{"--dual-stack"}, "IPv4 and IPv6", false},
+		{[]string{"10.0.0.5/24", "fd00::5/64"}, []string{"--ipv6", "reject"}, "IPv4 and IPv6", false},
+		{nil, nil, "IPv4", false},
+	} {
+		_, log, err := execute(t, p, append([]string{"-b", "*", "-i", "*", "--network-namespace", pod(t, c.addresses...)}, c.args...)...)
+		if err != nil || !strings.Contains(log, fmt.Sprintf("families=%q", c.families)) && !strings.Contains(log, "families="+c.families+" ") {
+			t.Errorf("%v %q: %v, %s", c.addresses, c.args, err, log)
+		}
+		if strings.Contains(log, "IPv6 traffic bypasses the proxy") != c.warned {
+			t.Errorf("%v %q is warned about: %v; want %v", c.addresses, c.args, !c.warned, c.warned)
+		}
+	}
+}
+
+func TestPodWithoutRedirectionFailsItsValidationAsIstiosDoes(t *testing.T) {
+	path := pod(t, "10.0.0.5/24")
+	p := machine(t, nil, nil)
+	args := []string{"-b", "*", "-i", "*", "--network-namespace", path, "--run-validation", "--probe-timeout", "1s"}
+	_, _, err := execute(t, p, append(args, "--skip-rule-apply")...)
+	if exit := (*ExitError)(nil); !errors.As(err, &exit) || exit.Code != exitNotCaptured {
+		t.Errorf("without redirection: %v", err)
+	}
+	if _, _, err := execute(t, p, args...); err != nil {
+		t.Errorf("with it: %v", err)
+	}
+	if _, _, err := execute(t, p, append(args, "--skip-rule-apply")...); err != nil {
+		t.Errorf("looked at again: %v", err)
+	}
+}
+
+func TestRefusedOptionsTouchNothing(t *testing.T) {
+	path := pod(t, "10.0.0.5/24")
+	p := machine(t, nil, nil)
+	if _, _, err := execute(t, p, "-b", "*", "--network-namespace", path); err != nil {
+		t.Fatal(err)
+	}
+	before, _, _ := execute(t, p, "show", "--live", "-o", "json", "--network-namespace", path)
+	for _, bad := range [][]string{{"-z", "70000"}, {"-m", "FOO"}, {"--force-iptables-binary", "old"}, {"-m", "TPROXY", "-r", "0"}} {
+		if _, _, err := execute(t, p, append(bad, "--network-namespace", path)...); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+	if after, _, _ := execute(t, p, "show", "--live", "-o", "json", "--network-namespace", path); after != before || before == "" {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+}
+
+// As an injected pod runs it: by Istio's name, as a file and as a command.
+func TestAgentIsIstioIPTablesByName(t *testing.T) {
+	agent := testenv.Bin(t, "pilotfish-agent")
+	link := filepath.Join(t.TempDir(), Name)
+	if err := os.Symlink(agent, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, argv := range [][]string{{link}, {agent, Name}, {agent, "iptables"}} {
+		cmd := exec.Command(argv[0], append(argv[1:], "-b", "*", "-i", "*", "-u", "1337", "-n")...)
+		out, err := cmd.Output()
+		if err != nil || !strings.Contains(string(out), "outbound/proxy-uid-1337") {
+			t.Errorf("%q: %v\n%s", argv, err, out)
+		}
+		bad := exec.Command(argv[0], append(argv[1:], "-p", "0")...)
+		if err := bad.Run(); bad.ProcessState.ExitCode() != exitUsage {
+			t.Errorf("%q with a bad port ends with %v", argv, err)
+		}
+	}
+}

@@ -1,0 +1,299 @@
+package redirect
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// machine is a process's surroundings: variables, and files below a root of their own.
+func machine(t *testing.T, vars map[string]string, files map[string]string) Process {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return Process{Root: root, Env: func(name string) (string, bool) {
+		v, ok := vars[name]
+		return v, ok
+	}}
+}
+
+// execute runs a command line, and gives what it prints.
+func execute(t *testing.T, p Process, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, log bytes.Buffer
+	c := Command(p)
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetArgs(args)
+	c.SetOut(&out)
+	c.SetErr(&log)
+	err = c.ExecuteContext(t.Context())
+	return out.String(), log.String(), err
+}
+
+func shown(t *testing.T, p Process, args ...string) map[string]value {
+	t.Helper()
+	text, _, err := execute(t, p, append([]string{"show", "-o", "json"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal([]byte(text), &struct {
+		Values *[]value `json:"values"`
+	}{&r.Values}); err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]value{}
+	for _, v := range r.Values {
+		values[v.Name] = v
+	}
+	return values
+}
+
+// contract is Istio's table of options: flag, shorthand, variable, default, and a value to try.
+var contract = []struct{ flag, short, variable, otherwise, try string }{
+	{"envoy-port", "p", "", "15001", "16001"},
+	{"inbound-capture-port", "z", "INBOUND_CAPTURE_PORT", "15006", "16006"},
+	{"inbound-tunnel-port", "e", "INBOUND_TUNNEL_PORT", "15008", "16008"},
+	{"proxy-uid", "u", "PROXY_UID", "1337", "1338,7"},
+	{"proxy-gid", "g", "PROXY_GID", "1337", "1339"},
+	{"istio-inbound-interception-mode", "m", "ISTIO_INBOUND_INTERCEPTION_MODE", "REDIRECT", "TPROXY"},
+	{"istio-inbound-ports", "b", "ISTIO_INBOUND_PORTS", "", "80,90-99"},
+	{"istio-local-exclude-ports", "d", "ISTIO_LOCAL_EXCLUDE_PORTS", "", "15020"},
+	{"istio-service-cidr", "i", "ISTIO_SERVICE_CIDR", "", "*"},
+	{"istio-service-exclude-cidr", "x", "ISTIO_SERVICE_EXCLUDE_CIDR", "", "10.0.0.0/8"},
+	{"istio-outbound-ports", "q", "ISTIO_OUTBOUND_PORTS", "", "3306"},
+	{"istio-local-outbound-ports-exclude", "o", "ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE", "", "3307"},
+	{"istio-exclude-interfaces", "c", "ISTIO_EXCLUDE_INTERFACES", "", "eth1"},
+	{"kube-virt-interfaces", "k", "KUBE_VIRT_INTERFACES", "", "vif0"},
+	{"istio-inbound-tproxy-mark", "t", "ISTIO_INBOUND_TPROXY_MARK", "1337", "7"},
+	{"istio-inbound-tproxy-route-table", "r", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE", "133", "134"},
+	{"redirect-dns", "", "REDIRECT_DNS", "false", "true"},
+	{"redirect-dns", "", "ISTIO_META_DNS_CAPTURE", "false", "true"},
+	{"capture-all-dns", "", "CAPTURE_ALL_DNS", "false", "true"},
+	{"drop-invalid", "", "DROP_INVALID", "false", "true"},
+	{"drop-invalid", "", "INVALID_DROP", "false", "true"},
+	{"dual-stack", "", "DUAL_STACK", "false", "true"},
+	{"dual-stack", "", "ISTIO_DUAL_STACK", "false", "true"},
+	{"ipv6", "", "PILOTFISH_IPV6", "auto", "reject"},
+	{"", "", "ISTIO_OUTBOUND_OWNER_GROUPS", "*", "5,6"},
+	{"", "", "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", "", "7"},
+	{"", "", "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "127.0.0.1/32", "127.0.0.0/8"},
+}
+
+func TestEveryOptionOfTheContractHasItsFlagVariableAndDefaultAndTheFlagCountsMore(t *testing.T) {
+	resolv := map[string]string{"/etc/resolv.conf": "nameserver 10.0.0.10\n"}
+	for _, c := range contract {
+		name := c.flag
+		if name == "" {
+			name = c.variable
+		}
+		if got := shown(t, machine(t, nil, resolv))[name]; got.Value != c.otherwise {
+			t.Errorf("%s is %q by default, want %q", name, got.Value, c.otherwise)
+		}
+		if c.variable != "" {
+			vars := map[string]string{c.variable: c.try}
+			if got := shown(t, machine(t, vars, resolv))[name]; got.Value != c.try || got.Source != "environment "+c.variable {
+				t.Errorf("%s by %s is %q (%s), want %q", name, c.variable, got.Value, got.Source, c.try)
+			}
+			if c.flag != "" && c.otherwise != "" {
+				if got := shown(t, machine(t, vars, resolv), "--"+c.flag+"="+c.otherwise)[name]; got.Value != c.otherwise || got.Source != sourceFlag {
+					t.Errorf("%s by flag and %s is %q (%s), want the flag's %q", name, c.variable, got.Value, got.Source, c.otherwise)
+				}
+			}
+		}
+		if c.flag == "" {
+			continue
+		}
+		if f := Command(Process{}).Flags().Lookup(c.flag); f == nil || f.Shorthand != c.short {
+			t.Errorf("flag --%s with shorthand %q: %+v", c.flag, c.short, f)
+		}
+		if got := shown(t, machine(t, nil, resolv), "--"+c.flag+"="+c.try)[name]; got.Value != c.try {
+			t.Errorf("--%s %s is %q", c.flag, c.try, got.Value)
+		}
+	}
+}
+
+func TestSwitchesOfTheContractAreThere(t *testing.T) {
+	f := Command(Process{}).Flags()
+	for name, otherwise := range map[string]string{
+		"dry-run": "false", "skip-rule-apply": "false", "run-validation": "false", "reconcile": "false", "cleanup-only": "false",
+		"force-apply": "false", "native-nftables": "false", "cni-mode": "false", "network-namespace": "", "force-iptables-binary": "",
+		"iptables-probe-port": "15002", "probe-timeout": "5s",
+	} {
+		if flag := f.Lookup(name); flag == nil || flag.DefValue != otherwise {
+			t.Errorf("--%s: %+v, want the default %q", name, flag, otherwise)
+		}
+	}
+	if f.ShorthandLookup("n").Name != "dry-run" {
+		t.Error("-n is not --dry-run")
+	}
+}
+
+// As the injector writes it into the init container.
+func TestCommandLineOfAnInjectedPodIsUnderstood(t *testing.T) {
+	text, _, err := execute(t, machine(t, nil, nil), "-p", "15001", "-z", "15006", "-u", "1337", "-m", "REDIRECT", "-i", "*", "-x", "",
+		"-b", "*", "-d", "15090,15021,15020", "--log_output_level=default:info", "--dry-run")
+	if err != nil || !strings.Contains(text, `tcp dport 15021 counter return comment "inbound/exclude-port-15021"`) {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
+
+func TestBadOptionsAreRefusedTogetherEachWithNameValueAndRemedy(t *testing.T) {
+	p := machine(t, map[string]string{"ISTIO_LOCAL_EXCLUDE_PORTS": "80,x", "ISTIO_OUTBOUND_OWNER_GROUPS": "*,5"}, map[string]string{"/etc/passwd": "", "/etc/group": ""})
+	for _, c := range [][]string{
+		{"-z", "70000", `--inbound-capture-port: "70000" is no port: write a number from 1 to 65535`},
+		{"-p", "15006", `--inbound-capture-port "15006": it is the port of --envoy-port too`},
+		{"-x", "10.1.2.3/8", `"10.1.2.3/8" has host bits: write 10.0.0.0/8 for the network, or 10.1.2.3/32 for the address`},
+		{"-i", "*,10.0.0.0/8", `--istio-service-cidr: "*" stands alone`},
+		{"-b", "*,80", `--istio-inbound-ports: "*" stands alone`},
+		{"-m", "FOO", `--istio-inbound-interception-mode "FOO": use REDIRECT or TPROXY`},
+		{"-u", "envoy", `--proxy-uid: user "envoy" is not known here`},
+		{"-u", "-1", `--proxy-uid: "-1" is no user: write a number`},
+		{"-b", "90-80", `"90-80" is no range of ports: it ends before it begins`},
+		{"-c", "an-interface-of-many-letters", `"an-interface-of-many-letters" is no name of an interface: at most 15 letters`},
+		{"-m", "TPROXY", "-r", "254", `--istio-inbound-tproxy-route-table "254": write a number from 1 to 252, or above 255`},
+		{"-m", "TPROXY", "-t", "1338", `--istio-inbound-tproxy-mark "1338": write a number other than 0, and than 1338`},
+		{"--dual-stack", "--ipv6", "reject", `--ipv6 "reject": dual stack captures IPv6`},
+		{"-k", "eth1", "-c", "eth1", `--kube-virt-interfaces "eth1": "eth1" is in --istio-exclude-interfaces too`},
+		{"-q", "*", `--istio-outbound-ports: "*" is no port`},
+	} {
+		args, want := c[:len(c)-1], c[len(c)-1]
+		_, _, err := execute(t, p, args...)
+		var exit *ExitError
+		if !errors.As(err, &exit) || exit.Code != exitUsage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is refused with %v, want %s", args, err, want)
+			continue
+		}
+		for _, of := range []string{`environment ISTIO_LOCAL_EXCLUDE_PORTS: --istio-local-exclude-ports: "x" is no port`, `ISTIO_OUTBOUND_OWNER_GROUPS: "*" stands alone`} {
+			if !strings.Contains(err.Error(), of) {
+				t.Errorf("%q is refused without telling the other errors, as %s: %v", args, of, err)
+			}
+		}
+	}
+}
+
+func TestUsersGroupsAndResolversAreLookedUp(t *testing.T) {
+	p := machine(t, map[string]string{"ENVOY_USER": "envoy", "ISTIO_OUTBOUND_OWNER_GROUPS": "wheel,12"}, map[string]string{
+		"/etc/passwd":      "root:x:0:0:root:/root:/bin/sh\nenvoy:x:4242:99::/:/bin/false\n",
+		"/etc/group":       "root:x:0:\nwheel:x:10:root\n",
+		"/etc/resolv.conf": "# of the node\nsearch a b\nnameserver 10.0.0.10\nnameserver fe80::1%eth0\n",
+	})
+	got := shown(t, p, "--redirect-dns")
+	for name, want := range map[string]value{
+		"proxy-uid":                   {"proxy-uid", "4242", "user envoy"},
+		"proxy-gid":                   {"proxy-gid", "4242", "as --proxy-uid"},
+		"dns-servers":                 {"dns-servers", "10.0.0.10,fe80::1", sourceResolv},
+		"ISTIO_OUTBOUND_OWNER_GROUPS": {"ISTIO_OUTBOUND_OWNER_GROUPS", "10,12", "environment ISTIO_OUTBOUND_OWNER_GROUPS"},
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %v, want %v", name, got[name], want)
+		}
+	}
+	if _, _, err := execute(t, machine(t, nil, nil), "show", "--redirect-dns"); err == nil || !strings.Contains(err.Error(), "--capture-all-dns") {
+		t.Errorf("without resolv.conf: %v", err)
+	}
+}
+
+func TestMissingPrivilegesAreToldBeforeAnythingIsTouched(t *testing.T) {
+	p := machine(t, nil, map[string]string{"/proc/self/status": "Name:\tx\nCapEff:\t00000000a80405fb\n"})
+	_, _, err := execute(t, p, "-m", "TPROXY", "-b", "*")
+	if err == nil || !strings.Contains(err.Error(), "TPROXY: this process lacks the privilege CAP_NET_ADMIN") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWhatIsSavedExplainsElsewhere(t *testing.T) {
+	text, _, err := execute(t, machine(t, map[string]string{"ISTIO_SERVICE_CIDR": "*"}, nil), "show", "-o", "yaml", "--addresses", "10.0.0.5", "-u", "77")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "saved.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := machine(t, map[string]string{"ISTIO_SERVICE_CIDR": "10.0.0.0/8"}, nil)
+	for _, c := range []struct{ args, want string }{
+		{"--from 10.0.0.5 --uid 1000 --to 11.2.3.4:443/tcp", "It is redirected to port 15001 of this pod: all other outbound connections are captured (outbound/all)."},
+		{"--uid 77 --to 11.2.3.4:443", "the proxy's own traffic is not captured again (outbound/proxy-uid-77)"},
+		{"--to 10.0.0.5:80", "traffic from one application of the pod to another stays within it (outbound/local-ipv4)"},
+		{"--from 10.9.9.9 --to 10.0.0.5:80", "inbound tcp from 10.9.9.9:40000 to 10.0.0.5:80 by eth0"},
+		{"--to 11.2.3.4:443 -o json --all", `"end": "redirected"`},
+		{"--to 11.2.3.4:443 --all", "no: another user"},
+	} {
+		out, _, err := execute(t, elsewhere, append([]string{"explain", "--config", file}, strings.Fields(c.args)...)...)
+		if err != nil || !strings.Contains(out, c.want) {
+			t.Errorf("explain %s: %v\n%s\nwant %s", c.args, err, out, c.want)
+		}
+	}
+}
+
+func TestBadQuestionsAreRefused(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                             "--to is missing",
+		"--to 10.0.0.1":                "write an address and a port",
+		"--to 10.0.0.1:80/sctp":        "the protocol is tcp or udp",
+		"--to 10.0.0.1:80 --from ::2":  "two address families",
+		"--to 10.0.0.1:80 --from x":    "write an address, with or without a port",
+		"--to 10.0.0.1:80 --state odd": "use new, established, related or invalid",
+		"--to 10.0.0.1:80 --uid x":     `--uid "x"`,
+		"more":                         `"more" is neither a flag nor a command here`,
+		"--to 10.0.0.1:80 -o xml":      `output format "xml" is not known`,
+		"--config /nowhere":            "no such file",
+	} {
+		_, _, err := execute(t, machine(t, nil, nil), append([]string{"explain"}, strings.Fields(args)...)...)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("explain %s: %v, want %s", args, err, want)
+		}
+	}
+}
+
+func TestDryRunPrintsForEachProgramAndToTheFileOfTheContract(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rules")
+	p := machine(t, map[string]string{"DRY_RUN_FILE_PATH": file, "DRY_RUN": "true"}, nil)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "table inet pilotfish"},
+		{[]string{"--force-iptables-binary", "legacy"}, "# iptables-restore --noflush"},
+		{[]string{"--dry-run-format", "iptables", "-m", "TPROXY", "--dual-stack"}, "# ip -6 rule add priority 1337 fwmark 1337 lookup 133"},
+		{[]string{"--dry-run-format", "prose"}, "outbound/all: all other outbound connections are captured"},
+	} {
+		text, _, err := execute(t, p, append([]string{"-b", "*", "-i", "*"}, c.args...)...)
+		saved, _ := os.ReadFile(file)
+		if err != nil || !strings.Contains(text, c.want) || string(saved) != text {
+			t.Errorf("%q: %v\n%s\nwant %s, in the file too:\n%s", c.args, err, text, c.want, saved)
+		}
+	}
+}
+
+func FuzzSavedConfigurationIsReadOrRefused(f *testing.F) {
+	f.Add([]byte("options:\n  istio-service-cidr: '*'\n"))
+	f.Add([]byte(`{"options":{"proxy-uid":"1337","istio-inbound-ports":"80,90-99"}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		saved, err := parseSaved("saved", text)
+		if err != nil {
+			return
+		}
+		r := resolver{process: Process{Root: t.TempDir()}, flags: Command(Process{}).Flags(), saved: saved}
+		if out, err := r.resolve(); err == nil {
+			if _, err := iptables.Compile(out.options); err != nil {
+				t.Errorf("%v are options that resolve, and do not compile: %v", saved, err)
+			}
+		}
+	})
+}
