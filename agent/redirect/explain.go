@@ -23,11 +23,11 @@ pod's addresses are those of the namespace, of the saved configuration, or of --
 // explain is one question.
 type explain struct {
 	common
-	from, to, by, protocol string
-	uid, gid               string
-	mark                   uint32
-	state                  string
-	inbound, live, all     bool
+	from, to, by       string
+	uid, gid           string
+	mark               uint32
+	state              string
+	inbound, live, all bool
 }
 
 func newExplainCommand(p Process) *cobra.Command {
