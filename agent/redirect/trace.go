@@ -69,11 +69,7 @@ func (t *tracing) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer space.close()
-	_, rules, err := t.resolve(cmd.Flags(), space)
-	if err != nil {
-		return err
-	}
-	live, err := liveReport(cmd, t.process, space, rules)
+	live, err := liveReport(cmd, t.process, space)
 	if err != nil {
 		return err
 	}

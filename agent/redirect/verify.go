@@ -96,7 +96,7 @@ func (v *verification) look(cmd *cobra.Command, space namespace, rules *iptables
 		return nil, err
 	}
 	if v.live {
-		live, err := liveReport(cmd, v.process, space, rules)
+		live, err := liveReport(cmd, v.process, space)
 		if errors.Is(err, errNothing) {
 			return verify.Run(cmd.Context(), verify.Config{Backend: b, Want: rules, NetNS: space.fd(), NoPackets: true, Log: log})
 		}
