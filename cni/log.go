@@ -125,7 +125,7 @@ func appendRotated(path string, line []byte, limit int64) error {
 }
 
 // lockPatience is how long a log line waits for a rotation by another process.
-const lockPatience = 100 * time.Millisecond
+const lockPatience = 2 * time.Second
 
 func flock(f *os.File) error {
 	deadline := time.Now().Add(lockPatience)
