@@ -39,10 +39,14 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, path, relay, cni (as root), dns (needs unbound and dnsperf)")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, path, relay, cni and capture (as root), dns (needs unbound and dnsperf)")
 	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
 	namesBy := flag.String("serve-names", "", "be the DNS server, with this resolv.conf")
+	var one load
+	flag.StringVar(&one.address, "load-at", "", "make one load at this address, and print its result")
+	flag.StringVar(&one.target, "load-target", "/", "the target of that load's requests")
+	flag.IntVar(&one.connections, "connections", 1, "the connections of that load")
 	flag.StringVar(&b.bin, "bin", "bin", "directory of the project's binaries")
 	flag.IntVar(&b.rounds, "rounds", 7, "how often each side is measured")
 	flag.DurationVar(&b.load, "load", 3*time.Second, "how long each load lasts")
@@ -51,6 +55,9 @@ func run() error {
 	defer stop()
 	if *serveAt != "" {
 		return serve(ctx, *serveAt)
+	}
+	if one.address != "" {
+		return b.loadFor(ctx, one)
 	}
 	if *relay != "" {
 		return relayAs(ctx, *relay)
@@ -75,7 +82,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"path", b.path}, {"relay", b.relay}, {"dns", b.names}, {"cni", b.cni}} {
+	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"path", b.path}, {"relay", b.relay}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}

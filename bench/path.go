@@ -135,7 +135,7 @@ func (b *bench) startMesh(ctx context.Context) (stop func() error, err error) {
 	if err := unpack("mesh", dir, "${BENCH}", self); err != nil {
 		return nil, err
 	}
-	stop, err = start(dir, os.Environ(), filepath.Join(b.bin, "pilotfish"), "up", "-f", "mesh.yaml",
+	stop, err = start(dir, os.Environ(), filepath.Join(b.bin, "pilotfish"), "up", "-f", "mesh.yaml", "--no-capture",
 		"--envoy-path", b.envoy, "--runtime-dir", filepath.Join(b.dir, "run"))
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -102,11 +103,18 @@ one instance. The command's end is that of this one.`,
   pilotfish exec page-v1 sh`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
+			name, command := args[0], args[1:]
+			if command[0] == "--" {
+				command = command[1:]
+			}
+			if len(command) == 0 {
+				return usageError{errors.New("name the command to run after the workload: `pilotfish exec WORKLOAD -- COMMAND`")}
+			}
 			client, err := which.connect()
 			if err != nil {
 				return err
 			}
-			return client.Exec(c.Context(), args[0], args[1:], os.Environ())
+			return client.Exec(c.Context(), name, command, os.Environ())
 		},
 	}
 	which.flags(c)
