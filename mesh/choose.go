@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/spf13/pflag"
 )
@@ -11,8 +12,8 @@ type CaptureFlags struct{ On, Off bool }
 
 // Register adds the flags to a command's.
 func (c *CaptureFlags) Register(f *pflag.FlagSet) {
-	f.BoolVar(&c.On, "capture", false, "give each workload a network namespace and capture its traffic, or fail")
-	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses and tell applications of their proxies (the default)")
+	f.BoolVar(&c.On, "capture", false, "give each workload a network namespace and capture its traffic, or fail (the default for root, where it is possible)")
+	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses and tell applications of their proxies (the default for other users)")
 }
 
 // Network is the network that the flags ask for. A note says why it is not the usual one.
@@ -20,7 +21,7 @@ func (c CaptureFlags) Network() (n Network, note string, err error) {
 	switch {
 	case c.On && c.Off:
 		return nil, "", fmt.Errorf("--capture and --no-capture contradict each other: keep one")
-	case c.Off || !c.On:
+	case c.Off || !c.On && os.Geteuid() != 0:
 		return Loopback{}, "", nil
 	}
 	err = CanCapture()

@@ -194,7 +194,7 @@ func (m *Mesh) claimName(context.Context) error {
 
 func (m *Mesh) claimNetwork(context.Context) error {
 	placement, err := m.cfg.Network.Claim(m.cfg.Topology, Resources{
-		Agent: m.agentCommand, Environ: m.cfg.Environ, Dir: filepath.Join(m.runtime.path, networkDir), Say: m.say,
+		Agent: m.agentCommand, Environ: m.inheritedEnv(), Dir: filepath.Join(m.runtime.path, networkDir), Say: m.say,
 	})
 	if err != nil {
 		return fmt.Errorf("taking addresses for the mesh: %w", err)

@@ -120,12 +120,7 @@ func (m *Mesh) agentDir(i *Instance) string {
 
 // agentEnv is the environment of an instance's agent.
 func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
-	var env []string
-	for _, name := range inherited {
-		if v := lookupEnv(m.cfg.Environ, name); v != "" {
-			env = append(env, name+"="+v)
-		}
-	}
+	env := m.inheritedEnv()
 	discovery := fmt.Sprintf("%s:%d", m.placement.ControlPlane(), securePort)
 	proxyConfig, err := m.proxyConfig(discovery)
 	if err != nil {
@@ -159,6 +154,16 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		runVariable+"="+m.runID,
 	)
 	return append(env, at.AgentEnv...), nil
+}
+
+func (m *Mesh) inheritedEnv() []string {
+	var env []string
+	for _, name := range inherited {
+		if v := lookupEnv(m.cfg.Environ, name); v != "" {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
 }
 
 // podPorts are the workload's ports as the control plane reads them of a pod, for Services whose targetPort is a name.
