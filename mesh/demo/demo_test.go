@@ -60,7 +60,7 @@ func TestAPortInUseIsToldWithItsHolderAndTheFlag(t *testing.T) {
 	defer l.Close()
 	t.Setenv("TMPDIR", t.TempDir())
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
-	s, err := newShop(options{port: port, check: true, envoyPath: testenv.Envoy(t)})
+	s, err := newShop(options{port: port, check: true, envoyPath: testenv.Envoy(t), capture: mesh.CaptureFlags{Off: true}})
 	if err != nil {
 		t.Fatal(err)
 	}
