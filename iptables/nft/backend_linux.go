@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/conntrack"
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
@@ -56,6 +57,9 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 		before, err := b.replace(c, rules)
 		if err != nil {
 			return errors.Join(fmt.Errorf("apply the rules by nftables: %w", err), undoAdd())
+		}
+		if err := conntrack.Forget(b.cfg.NetNS, conntrack.After(before, rules)); err != nil {
+			return errors.Join(err, b.restore(c, before), undoAdd())
 		}
 		if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
 			return errors.Join(fmt.Errorf("remove routing of before: %w", err), b.restore(c, before), undoAdd())
@@ -160,6 +164,6 @@ func (b *Backend) Clean(ctx context.Context) error {
 		if _, err := b.routes.Prune(nil, 0); err != nil {
 			return errors.Join(fmt.Errorf("remove routing: %w", err), b.restore(c, before))
 		}
-		return nil
+		return conntrack.Forget(b.cfg.NetNS, conntrack.After(before, nil))
 	})
 }

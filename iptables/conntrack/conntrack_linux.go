@@ -1,0 +1,164 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Numbers of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h that x/sys/unix does not have.
+const (
+	ipctnlGet    = 1
+	ipctnlDelete = 2
+	ipctnlStats  = 5
+
+	ctaStatsGlobalEntries = 1
+
+	ctaTupleOrig        = 1
+	ctaProtoInfo        = 4
+	ctaID               = 12
+	ctaZone             = 18
+	ctaTupleProto       = 2
+	ctaProtoNum         = 1
+	ctaProtoDstPort     = 3
+	ctaProtoInfoTCP     = 1
+	ctaProtoInfoTCPStat = 1
+
+	tcpTimeWait = 7
+	tcpClose    = 8
+
+	portDNS = 53
+)
+
+const (
+	patience     = 10 * time.Second
+	deleteAtOnce = 256 // messages in a datagram
+)
+
+// Forget has the namespace of a descriptor (0 or less: the calling thread's) forget what is stale. A kernel that does not
+// let itself be asked about connections (without the module nf_conntrack_netlink) forgets nothing, and that is no error.
+func Forget(netns int, stale Stale) error {
+	if !stale.Any() {
+		return nil
+	}
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: max(netns, 0)})
+	if err != nil {
+		return fmt.Errorf("open a netlink socket to connection tracking: %w", err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	some, err := tracksAny(c)
+	if err != nil || !some {
+		return err
+	}
+	flows, err := c.Execute(request(ipctnlGet, netlink.Dump, anyFamily))
+	if err != nil {
+		return fmt.Errorf("list tracked connections: %w", err)
+	}
+	return remove(c, flows, stale)
+}
+
+// anyFamily is struct nfgenmsg.
+var anyFamily = []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
+
+// tracksAny asks whether the namespace has tracked connections. To list none takes the kernel 5 ms, as it keeps those of all
+// namespaces in one table.
+func tracksAny(c *netlink.Conn) (bool, error) {
+	// The kernel says that more is to come, and nothing does: without an acknowledgement one would wait for ever.
+	replies, err := c.Execute(request(ipctnlStats, netlink.Acknowledge, anyFamily))
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("count tracked connections: %w", err)
+	}
+	if len(replies) == 0 || len(replies[0].Data) < len(anyFamily) {
+		return true, nil
+	}
+	count := within(replies[0].Data[len(anyFamily):], ctaStatsGlobalEntries)
+	return len(count) != 4 || binary.BigEndian.Uint32(count) > 0, nil
+}
+
+func request(kind int, flags netlink.HeaderFlags, data []byte) netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags},
+		Data:   data,
+	}
+}
+
+// remove sends the deletions, many at a time. One that has gone by itself meanwhile is no loss.
+func remove(c *netlink.Conn, flows []netlink.Message, stale Stale) error {
+	var batch []netlink.Message
+	for i, f := range flows {
+		if data, is := deletion(f.Data, stale); is {
+			batch = append(batch, request(ipctnlDelete, 0, data))
+		}
+		if len(batch) == deleteAtOnce || (i == len(flows)-1 && len(batch) > 0) {
+			if _, err := c.SendMessages(batch); err != nil {
+				return fmt.Errorf("delete %d tracked connections: %w", len(batch), err)
+			}
+			batch = nil
+		}
+	}
+	return nil
+}
+
+// deletion is the request to delete a connection of a dump, if it is stale. Its number is named, as another one may have
+// the same addresses and ports by then.
+func deletion(flow []byte, stale Stale) (data []byte, is bool) {
+	if len(flow) < 4 {
+		return nil, false
+	}
+	attrs, err := netlink.UnmarshalAttributes(flow[4:])
+	if err != nil {
+		return nil, false
+	}
+	var keep []netlink.Attribute
+	for _, a := range attrs {
+		switch a.Type &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER) {
+		case ctaTupleOrig:
+			is = is || stale.DNS && isDNS(a.Data)
+			keep = append(keep, a)
+		case ctaProtoInfo:
+			is = is || stale.Ended && hasEnded(a.Data)
+		case ctaID, ctaZone:
+			keep = append(keep, a)
+		}
+	}
+	if !is {
+		return nil, false
+	}
+	body, err := netlink.MarshalAttributes(keep)
+	return append([]byte{flow[0], unix.NFNETLINK_V0, 0, 0}, body...), err == nil
+}
+
+// within finds a nested attribute.
+func within(data []byte, kind uint16) []byte {
+	attrs, err := netlink.UnmarshalAttributes(data)
+	if err != nil {
+		return nil
+	}
+	for _, a := range attrs {
+		if a.Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) == kind {
+			return a.Data
+		}
+	}
+	return nil
+}
+
+func isDNS(tuple []byte) bool {
+	proto := within(tuple, ctaTupleProto)
+	number, port := within(proto, ctaProtoNum), within(proto, ctaProtoDstPort)
+	return len(number) == 1 && number[0] == unix.IPPROTO_UDP && len(port) == 2 && binary.BigEndian.Uint16(port) == portDNS
+}
+
+func hasEnded(info []byte) bool {
+	state := within(within(info, ctaProtoInfoTCP), ctaProtoInfoTCPStat)
+	return len(state) == 1 && (state[0] == tcpTimeWait || state[0] == tcpClose)
+}

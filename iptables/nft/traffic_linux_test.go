@@ -1,0 +1,181 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// wire is a pod's namespace and one beyond it, where what escapes arrives.
+type wire struct {
+	pod, beyond *testns.Namespace
+	// captured and escaped count what arrived at the proxy's ports, and at others.
+	captured, escaped atomic.Int64
+}
+
+const (
+	podAddress    = "10.77.0.1"
+	beyondAddress = "10.77.0.2"
+	podAddress6   = "fd77::1"
+	beyondAddr6   = "fd77::2"
+)
+
+// inEach tells both families' addresses apart from the rest of a test.
+var inEach = []struct{ pod, beyond string }{{podAddress, beyondAddress}, {podAddress6, beyondAddr6}}
+
+func newWire(t testing.TB) *wire {
+	t.Helper()
+	w := &wire{pod: testns.New(t), beyond: testns.New(t)}
+	w.pod.Links(t, func(h *netlink.Handle) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "eth0"
+		return h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(w.beyond.Handle))})
+	})
+	up := func(n *testns.Namespace, addresses ...string) {
+		n.Links(t, func(h *netlink.Handle) error {
+			link, err := h.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			for _, a := range addresses {
+				address, err := netlink.ParseAddr(a)
+				if err != nil {
+					return err
+				}
+				address.Flags = unix.IFA_F_NODAD
+				if err := h.AddrAdd(link, address); err != nil {
+					return err
+				}
+			}
+			return h.LinkSetUp(link)
+		})
+	}
+	up(w.pod, podAddress+"/24", podAddress6+"/64")
+	up(w.beyond, beyondAddress+"/24", beyondAddr6+"/64")
+	return w
+}
+
+// listen counts what arrives at a port of all addresses.
+func (w *wire) listen(t testing.TB, ns *testns.Namespace, address string, count *atomic.Int64) {
+	t.Helper()
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		_ = c.Control(func(fd uintptr) { // TPROXY needs a socket that takes any address
+			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1),
+				unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1))
+		})
+		return err
+	}}
+	var l net.Listener
+	err := ns.Within(func() (err error) {
+		l, err = lc.Listen(context.Background(), "tcp", address)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			count.Add(1)
+			closeAtOnce(c)
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		wg.Wait()
+	})
+}
+
+// closeAtOnce leaves no port waiting.
+func closeAtOnce(c net.Conn) {
+	_ = c.(*net.TCPConn).SetLinger(0)
+	_ = c.Close()
+}
+
+// connect opens connections one after the other until the context ends, and leaves the machine some time for the rest.
+func (w *wire) connect(ctx context.Context, from *testns.Namespace, to string) {
+	_ = from.Within(func() error {
+		d := net.Dialer{Timeout: 3 * time.Second}
+		pace := time.NewTicker(2 * time.Millisecond)
+		defer pace.Stop()
+		for ctx.Err() == nil {
+			<-pace.C
+			if c, err := d.DialContext(ctx, "tcp", to); err == nil {
+				closeAtOnce(c)
+			}
+		}
+		return nil
+	})
+}
+
+// replacements is how often rules are replaced under traffic, in all.
+const replacements = 1000
+
+func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
+	for _, c := range [][2]string{{"dual stack", "dual stack, other"}, {"dual stack", "tproxy both"}} {
+		t.Run(strings.Join(c[:], " and "), func(t *testing.T) {
+			w := newWire(t)
+			for _, port := range []string{":15001", ":15006"} {
+				w.listen(t, w.pod, port, &w.captured)
+			}
+			w.listen(t, w.pod, ":8080", &w.escaped)
+			w.listen(t, w.beyond, ":80", &w.escaped)
+			b := backend(t, Config{NetNS: int(w.pod.Handle)})
+			sets := []*iptables.RuleSet{compile(t, trafficChoices(c[0])), compile(t, trafficChoices(c[1]))}
+			mustApply(t, b, sets[0])
+			ctx, stop := context.WithCancel(context.Background())
+			var wg sync.WaitGroup
+			for _, family := range inEach {
+				wg.Go(func() { w.connect(ctx, w.pod, net.JoinHostPort(family.beyond, "80")) })
+				wg.Go(func() { w.connect(ctx, w.beyond, net.JoinHostPort(family.pod, "8080")) })
+			}
+			for i := range replacements / 2 {
+				mustApply(t, b, sets[(i+1)%2])
+			}
+			stop()
+			wg.Wait()
+			t.Logf("%d connections were captured", w.captured.Load())
+			if n := w.escaped.Load(); n > 0 || w.captured.Load() < replacements {
+				t.Errorf("%d connections escaped, %d were captured", n, w.captured.Load())
+			}
+		})
+	}
+}
+
+func trafficChoices(name string) func(*iptables.Options) {
+	return func(o *iptables.Options) {
+		o.InboundPorts.All, o.OutboundCIDRs.All, o.DualStack = true, true, true
+		switch name {
+		case "dual stack, other":
+			o.OutboundExcludePorts = []iptables.PortRange{port(1, 20), port(100, 200)}
+			o.InboundExcludePorts = []iptables.PortRange{port(9000, 9000)}
+			o.RedirectDNS, o.CaptureAllDNS = true, true
+		case "tproxy both":
+			o.Interception = iptables.TProxyMode
+		}
+	}
+}
+
+func mustApply(t testing.TB, b *Backend, rules *iptables.RuleSet) {
+	t.Helper()
+	if err := b.Apply(context.Background(), rules); err != nil {
+		t.Fatal(err)
+	}
+}
