@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -47,7 +48,7 @@ func (b *bench) cni(ctx context.Context) error {
 		{"VERSION (the process alone)", "VERSION", ""}, {"ADD, left alone", "ADD", "plain"}, {"ADD, captured", "ADD", "web"},
 		{"CHECK, captured", "CHECK", "web"}, {"DEL", "DEL", "web"},
 	}
-	times := make([][]time.Duration, len(kinds))
+	times := make([][]cniRun, len(kinds))
 	for range cniAlone {
 		ns, err := newNetNS()
 		if err != nil {
@@ -73,15 +74,31 @@ func (b *bench) cni(ctx context.Context) error {
 	return nil
 }
 
-func tellTimes(name string, times []time.Duration) {
-	slices.Sort(times)
-	fmt.Printf("  %-30s p50 %5.1f ms, p99 %5.1f ms (%d)\n", name, milliseconds(times[len(times)/2]), milliseconds(times[len(times)*99/100]), len(times))
+// cniRun is one run of the plugin.
+type cniRun struct {
+	took      time.Duration
+	processor time.Duration // of the plugin's own, which tells more than the time on a machine with other work
+	memory    int64         // most of it resident, bytes
+}
+
+func tellTimes(name string, runs []cniRun) {
+	var took, processor []time.Duration
+	var memory []int64
+	for _, r := range runs {
+		took, processor, memory = append(took, r.took), append(processor, r.processor), append(memory, r.memory)
+	}
+	slices.Sort(took)
+	slices.Sort(processor)
+	slices.Sort(memory)
+	fmt.Printf("  %-30s p50 %6.1f ms, p99 %6.1f ms; processor p50 %4.1f ms; memory p50 %4.1f MB (%d)\n", name,
+		milliseconds(took[len(took)/2]), milliseconds(took[len(took)*99/100]), milliseconds(processor[len(processor)/2]),
+		float64(memory[len(memory)/2])/1e6, len(runs))
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // crowd measures ADDs beside each other, each in a namespace of its own.
-func (b *bench) crowd(ctx context.Context) (times []time.Duration, err error) {
+func (b *bench) crowd(ctx context.Context) (times []cniRun, err error) {
 	slots, mu := make(chan struct{}, cniCrowd), sync.Mutex{}
 	var all sync.WaitGroup
 	for range cniTogether {
@@ -98,10 +115,10 @@ func (b *bench) crowd(ctx context.Context) (times []time.Duration, err error) {
 	return times, err
 }
 
-func (b *bench) addInNew(ctx context.Context) (time.Duration, error) {
+func (b *bench) addInNew(ctx context.Context) (cniRun, error) {
 	ns, err := newNetNS()
 	if err != nil {
-		return 0, err
+		return cniRun{}, err
 	}
 	defer func() { _ = ns.Close() }()
 	return b.callCNI(ctx, ns, "ADD", "web")
@@ -121,7 +138,7 @@ func newNetNS() (ns netns.NsHandle, err error) {
 	return ns, err
 }
 
-func (b *bench) callCNI(ctx context.Context, ns netns.NsHandle, command, pod string) (time.Duration, error) {
+func (b *bench) callCNI(ctx context.Context, ns netns.NsHandle, command, pod string) (cniRun, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish-cni"))
 	cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=" + b.bin,
 		fmt.Sprintf("CNI_NETNS=/proc/%d/fd/%d", os.Getpid(), int(ns)),
@@ -131,9 +148,13 @@ func (b *bench) callCNI(ctx context.Context, ns netns.NsHandle, command, pod str
 	cmd.Stdout = &out
 	begin := time.Now()
 	if err := cmd.Run(); err != nil {
-		return 0, fmt.Errorf("%w: %s", err, out.String())
+		return cniRun{}, fmt.Errorf("%w: %s", err, out.String())
 	}
-	return time.Since(begin), nil
+	r := cniRun{took: time.Since(begin), processor: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
+	if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+		r.memory = usage.Maxrss * 1024
+	}
+	return r, nil
 }
 
 // serveAgent is a node agent that knows a pod of the mesh, web, and one that is not, plain.

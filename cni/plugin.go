@@ -43,7 +43,10 @@ const about = "pilotfish-cni is a CNI plugin: a container runtime runs it, behin
 
 // Main runs the command that the process was started for and gives its exit code. A failure is told on standard output, in
 // the form that runtimes hand on to the pod's events. An end of a pod (DEL, GC) never fails.
-func Main(started time.Time) int { return newPlugin(started).main() }
+func Main(started time.Time) int {
+	debug.SetGCPercent(400) // what a few milliseconds leave is not worth collecting
+	return newPlugin(started).main()
+}
 
 func newPlugin(started time.Time) *Plugin {
 	return &Plugin{Out: os.Stdout, Err: os.Stderr, Started: started, redirector: kernel{}}
