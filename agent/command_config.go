@@ -118,7 +118,9 @@ func validated(ctx context.Context, c *Config) (verdict string, err error) {
 	if err != nil {
 		return "", err
 	}
-	text, err := bootstrap.Encode(c.bootstrap(istioVersion))
+	from := c.bootstrap(istioVersion)
+	from.Envoy = numbers(binary)
+	text, err := bootstrap.Encode(from)
 	if err != nil {
 		return "", usageError{err}
 	}

@@ -71,6 +71,9 @@ func (e *envoyPart) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := e.suit(binary); err != nil {
+		return err
+	}
 	if err := e.Config.validateOnce(ctx, binary, e.options(binary)); err != nil {
 		return err
 	}

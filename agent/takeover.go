@@ -113,6 +113,10 @@ func (t *takeover) startBeside(binary envoy.Binary) (*instance, error) {
 		return t.startApart(binary, true)
 	}
 	l := launch{binary: binary, bootstrap: t.old.bootstrap, lineage: t.old.lineage, generation: t.old.generation + 1}
+	l.bootstrap.Envoy = numbers(binary)
+	if _, err := t.bootstrapFor(l.bootstrap); err != nil {
+		return nil, err
+	}
 	o := t.options(binary)
 	o.HotRestart = l.lineage.epoch(l.generation, t.keep())
 	l.args = t.arguments(o, binary)
@@ -191,11 +195,11 @@ func (t *takeover) replaceUnlessEnding(young *instance) bool {
 func (t *takeover) goBack(failure error) error {
 	result := upgradeBack
 	defer func() { t.upgrades.results.WithLabelValues(result).Inc() }()
+	_, err := t.bootstrapFor(t.old.bootstrap)
 	if t.way == handOver {
-		_, err := t.bootstrapFor(t.old.bootstrap)
 		return errors.Join(fmt.Errorf("%w; Envoy %s goes on untouched", failure, t.old.binary.Version), err)
 	}
-	err := t.old.lineage.hot.Mend()
+	err = errors.Join(err, t.old.lineage.hot.Mend())
 	if err == nil && t.oldIsWhole() {
 		t.old.adminGone.Store(false)
 		return fmt.Errorf("%w; Envoy %s goes on untouched", failure, t.old.binary.Version)

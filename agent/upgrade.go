@@ -64,8 +64,8 @@ type upgrades struct {
 	life, late context.Context
 	over       bool
 	jobs       sync.WaitGroup
-	launched   int    // Envoys so far
-	written    string // the admin address in the bootstrap's file
+	launched   int              // Envoys so far
+	written    bootstrapVariant // what is in the bootstrap's file
 }
 
 // The results of upgrades.
@@ -77,7 +77,7 @@ const (
 )
 
 func (e *envoyPart) offerUpgrades() error {
-	e.upgrades.written = e.bootstrap.AdminAddress()
+	e.upgrades.written = variantOf(e.bootstrap)
 	e.upgrades.results = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "istio_agent_envoy_upgrades_total",
 		Help: "Upgrades of Envoy by result: done, refused, went-back, lost.",
@@ -288,6 +288,7 @@ func (e *envoyPart) startApart(binary envoy.Binary, spareAdmin bool) (*instance,
 	if spareAdmin {
 		l.bootstrap, err = e.spareAdmin()
 	}
+	l.bootstrap.Envoy = numbers(binary)
 	o := e.options(binary)
 	if err == nil {
 		o.ConfigPath, err = e.bootstrapFor(l.bootstrap)
@@ -304,12 +305,34 @@ func (e *envoyPart) startApart(binary envoy.Binary, spareAdmin bool) (*instance,
 func (e *envoyPart) bootstrapFor(c bootstrap.Config) (file string, err error) {
 	e.upgrades.mu.Lock()
 	defer e.upgrades.mu.Unlock()
-	if e.upgrades.written == c.AdminAddress() {
+	is := variantOf(c)
+	if e.upgrades.written == is {
 		return e.file, nil
 	}
 	file, err = writeBootstrap(e.Config, c)
 	if err == nil {
-		e.upgrades.written = c.AdminAddress()
+		e.upgrades.written = is
 	}
 	return file, err
 }
+
+// suit makes the file of the bootstrap fit the Envoy that is started first: it was written before that was known.
+func (e *envoyPart) suit(binary envoy.Binary) error {
+	c := e.bootstrap
+	c.Envoy = numbers(binary)
+	_, err := e.bootstrapFor(c)
+	return err
+}
+
+// bootstrapVariant is what differs between the bootstraps of an agent's Envoys.
+type bootstrapVariant struct {
+	admin         string
+	knowsAllFlags bool
+}
+
+func variantOf(c bootstrap.Config) bootstrapVariant {
+	return bootstrapVariant{admin: c.AdminAddress(), knowsAllFlags: c.KnowsAllFlags()}
+}
+
+// numbers are those of a version that a bootstrap goes by.
+func numbers(b envoy.Binary) [2]int { return [2]int{b.Version.Major, b.Version.Minor} }

@@ -43,7 +43,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 	a := newAnys()
 	b := &bootstrapv3.Bootstrap{
 		Node:                node,
-		LayeredRuntime:      layeredRuntime(c.ProxyConfig.GetRuntimeValues()),
+		LayeredRuntime:      layeredRuntime(c),
 		BootstrapExtensions: []*corev3.TypedExtensionConfig{internalListener(a)},
 		StatsConfig:         stats,
 		StatsSinks:          statsSinks(c, a),

@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -91,11 +92,43 @@ func TestEnvoyAcceptsEveryGoldenBootstrap(t *testing.T) {
 		envoy := testenv.EnvoyOf(t, version)
 		for name := range golden {
 			t.Run(version+"/"+name, func(t *testing.T) {
-				validate(t, envoy, encoded(t, golden[name]()))
+				c := golden[name]()
+				c.Envoy = numbersOf(t, version)
+				validate(t, envoy, encoded(t, c))
 				if version == testenv.EnvoyVersion { // the same in other words, for people
 					validate(t, envoy, filepath.Join("testdata", name+".json"))
 				}
 			})
+		}
+	}
+}
+
+func numbersOf(t *testing.T, version string) (n [2]int) {
+	t.Helper()
+	if _, err := fmt.Sscanf(version, "%d.%d.", &n[0], &n[1]); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestEnvoyGetsTheRuntimeFlagsThatItKnows(t *testing.T) {
+	for version, knows := range map[string]bool{"1.36.4": false, "1.37.0": false, "1.38.0": true, "1.40.0": true, "2.0.0": true} {
+		c := golden["sidecar"]()
+		c.Envoy = numbersOf(t, version)
+		flags := defaultRuntime(c)
+		if _, has := flags[coalesceFlag]; has != knows {
+			t.Errorf("Envoy %s: is told of %s: %v, want %v", version, coalesceFlag, has, knows)
+		}
+	}
+}
+
+// The agent's own heap monitor counts what Envoy has freed and not given back, as the kernel does.
+func TestHeapIsCountedAsTheKernelDoesWhereItIsBounded(t *testing.T) {
+	c := golden["sidecar"]()
+	for _, limit := range []uint64{0, 1 << 30} {
+		c.MemoryLimit = limit
+		if _, has := defaultRuntime(c)[allocatedFlag]; has != (limit == 0) {
+			t.Errorf("with a limit of %d bytes the flag is there: %v", limit, has)
 		}
 	}
 }

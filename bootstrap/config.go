@@ -46,6 +46,9 @@ type Config struct {
 	// ControlPlaneRoot is the file of roots that the control plane is verified with; told to it as XDS_ROOT_CERT.
 	ControlPlaneRoot string
 	IstioVersion     string // told as ISTIO_VERSION when Metadata has none
+	// Envoy is the major and minor version of the Envoy that is to start with it, which gets no runtime flag that it does not
+	// know; zero is one that knows all.
+	Envoy [2]int
 
 	// SotW asks for state-of-the-world ADS (api_type GRPC) instead of delta. A waypoint always asks for delta.
 	SotW bool

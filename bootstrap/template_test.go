@@ -58,12 +58,9 @@ func TestGoTemplateWithIstiosOptionsMakesABootstrapThatEnvoyTakes(t *testing.T) 
 			t.Errorf("there is no %s in it", part)
 		}
 	}
-	file := filepath.Join(t.TempDir(), "envoy.json")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	for _, version := range testenv.EnvoyVersions() {
-		validate(t, testenv.EnvoyOf(t, version), file)
+		c.Envoy = numbersOf(t, version)
+		validate(t, testenv.EnvoyOf(t, version), encoded(t, c))
 	}
 }
 
