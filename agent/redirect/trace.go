@@ -49,7 +49,8 @@ func newTraceCommand(p Process) *cobra.Command {
 	f.DurationVar(&t.length, "for", 10*time.Second, "how long to trace at most")
 	f.IntVar(&t.count, "count", 20, "how many packets to show at most")
 	f.BoolVar(&t.all, "all", false, "every packet, not only the first of each connection")
-	t.addOutput(f)
+	f.StringVarP(&t.format, "output", "o", "", "json, a packet a line, instead of text")
+	t.addNamespace(f)
 	return cmd
 }
 
