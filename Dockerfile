@@ -1,6 +1,8 @@
-# The sidecar image: the agent on the upstream distroless Envoy image, as the pod's user 1337.
+# The sidecar image: the agent on the upstream distroless Envoy image, as the pod's user 1337; and with --target cni that of
+# the CNI plugin's node agent.
 #
 #   docker build -t pilotfish/proxy .
+#   docker build -t pilotfish/cni --target cni .
 #   docker build -t pilotfish/proxy --build-arg ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0 .
 
 ARG ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0
@@ -14,10 +16,16 @@ RUN go mod download
 COPY . .
 RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace \
       -ldflags "-s -w -X github.com/pilotfish-mesh/pilotfish/version.Version=${VERSION} -X github.com/pilotfish-mesh/pilotfish/version.Commit=${COMMIT}" \
-      -o /out/pilotfish-agent ./cmd/pilotfish-agent
+      -o /out/ ./cmd/pilotfish-agent ./cmd/pilotfish-cni ./cmd/pilotfish-cni-install ./cmd/pilotfish-cni-tombstone
 # The folders that the agent writes to, relative to its working directory, with the owner they need.
 RUN mkdir -p /rootfs/etc/istio/proxy /rootfs/etc/istio/config /rootfs/var/run/secrets/workload-spiffe-uds /rootfs/var/lib/istio/data \
  && chown -R 1337:1337 /rootfs
+
+# The node agent: it changes the node's files and the pods' namespaces, so it runs as root. The plugin itself runs on the node.
+FROM scratch AS cni
+COPY --from=build /out/pilotfish-cni /out/pilotfish-cni-tombstone /opt/cni/bin/
+COPY --from=build /out/pilotfish-cni-install /usr/local/bin/pilotfish-cni-install
+ENTRYPOINT ["/usr/local/bin/pilotfish-cni-install"]
 
 FROM ${ENVOY_IMAGE}
 COPY --from=build --chown=1337:1337 /rootfs/ /

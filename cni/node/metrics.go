@@ -98,3 +98,13 @@ func (m *Metrics) count(r *agentapi.Result) {
 		m.seconds.WithLabelValues(command, outcome).Observe(r.Seconds)
 	}
 }
+
+// MetricNames are the names of all figures but those of the Go runtime and the process.
+func MetricNames() []string {
+	return []string{
+		"istio_cni_install_ready", "istio_cni_installs_total", "istio_cni_repair_pods_repaired_total",
+		"pilotfish_cni_captured_pods", "pilotfish_cni_checks_total", "pilotfish_cni_configuration_rewritten_total",
+		"pilotfish_cni_drifted_pods", "pilotfish_cni_plugin_command_duration_seconds", "pilotfish_cni_plugin_commands_total",
+		"pilotfish_cni_pod_requests_total", "pilotfish_cni_pods_known", "pilotfish_cni_pods_lag_seconds",
+	}
+}

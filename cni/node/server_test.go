@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
@@ -210,5 +211,27 @@ func TestLostSocketIsMadeAnew(t *testing.T) {
 			}
 			return err
 		})
+	}
+}
+
+func TestEveryFigureIsNamed(t *testing.T) {
+	m := NewMetrics(NewCache(CacheConfig{Logger: quiet}), func() health.Condition { return health.Well })
+	for _, vector := range []*prometheus.CounterVec{m.Installs, m.Fights, m.Checks, m.asked} {
+		vector.WithLabelValues("x").Inc()
+	}
+	m.Repairs.WithLabelValues("x", "y").Inc()
+	m.count(&agentapi.Result{Command: "ADD", Outcome: agentapi.Captured})
+	families, err := m.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range families {
+		if n := f.GetName(); !strings.HasPrefix(n, "go_") && !strings.HasPrefix(n, "process_") {
+			names = append(names, n)
+		}
+	}
+	if got, want := strings.Join(names, " "), strings.Join(MetricNames(), " "); got != want {
+		t.Errorf("there are\n%s, named are\n%s", got, want)
 	}
 }
