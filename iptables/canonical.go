@@ -73,6 +73,8 @@ func canonicalRouting(r *Routing) *Routing {
 
 func (m Match) canonical(all Families) Match {
 	m.Source, m.Destination = span.Prefixes(m.Source), span.Prefixes(m.Destination)
+	m.wholeFamily(&m.Source, m.NotSource)
+	m.wholeFamily(&m.Destination, m.NotDestination)
 	if m.Families&all == all || len(m.Source)+len(m.Destination) > 0 {
 		m.Families = 0
 	}
@@ -81,6 +83,13 @@ func (m Match) canonical(all Families) Match {
 	m.States = sortedSet(m.States)
 	m.Mark, m.ConnMark = canonicalMark(m.Mark), canonicalMark(m.ConnMark)
 	return m
+}
+
+// wholeFamily says of all addresses of a family that they are that family.
+func (m *Match) wholeFamily(list *[]netip.Prefix, not bool) {
+	if !not && len(*list) == 1 && (*list)[0].Bits() == 0 {
+		m.Families, *list = familyOf((*list)[0].Addr()), nil
+	}
 }
 
 func sortedSet[T cmp.Ordered](list []T) []T {

@@ -80,6 +80,9 @@ func (o *Options) validateProxy(refuse func(name, remedy string)) {
 	if o.OwnerGroups.All && len(o.OwnerGroups.Listed) > 0 {
 		refuse(envGroups, errStar.Error())
 	}
+	if slices.Contains(o.VirtualInterfaces, loopback) {
+		refuse(flagVirtual, "lo is the pod's own: name the interfaces that virtual machines are behind")
+	}
 	for _, name := range o.VirtualInterfaces {
 		if slices.Contains(o.ExcludeInterfaces, name) {
 			refuse(flagVirtual, fmt.Sprintf("%q is in %s too: its traffic is either captured or not", name, titleOf(flagInterfaces)))
@@ -95,6 +98,9 @@ func (o *Options) validateInterception(refuse func(name, remedy string)) {
 	default:
 		refuse(flagMode, "use REDIRECT or TPROXY")
 		return
+	}
+	if slices.Contains(o.ExcludeInterfaces, loopback) {
+		refuse(flagInterfaces, "with TPROXY the proxy passes connections on by lo, and their answers need the rules: leave lo out")
 	}
 	if o.TProxyMark == 0 || o.TProxyMark == selfCallMark {
 		refuse(flagMark, fmt.Sprintf("write a number other than 0, and than %d, which marks the proxy's calls to its own pod", selfCallMark))
