@@ -146,6 +146,18 @@ func state(t *testing.T, ns *testns.Namespace) string {
 		}
 		return nil
 	})
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		_ = ns.Within(func() error {
+			flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, f := range flows {
+				all = append(all, f.String())
+			}
+			return nil
+		})
+	}
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +179,16 @@ func TestLabLeavesNothingBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Send(t.Context(), []Packet{{Protocol: iptables.TCP, Destination: netip.MustParseAddrPort("10.2.3.4:443"), UID: 7}}); err != nil {
+	own, err := l.Own(iptables.IPv6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Send(t.Context(), []Packet{
+		{Protocol: iptables.TCP, Destination: netip.MustParseAddrPort("10.2.3.4:443"), UID: 7},
+		{Protocol: iptables.UDP, Destination: netip.MustParseAddrPort("10.2.3.4:443"), UID: 7},
+		{Protocol: iptables.UDP, Destination: netip.MustParseAddrPort("127.0.0.1:53"), UID: 7},
+		{Protocol: iptables.TCP, Inbound: true, Destination: netip.AddrPortFrom(own[0], 443)},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if state(t, ns) == before {
@@ -210,5 +231,28 @@ func TestLabsOfANamespaceWaitForEachOther(t *testing.T) {
 	l, err := Open(ctx, Config{NetNS: int(ns.Handle)})
 	if err == nil || !strings.Contains(err.Error(), "by another process") {
 		t.Errorf("err = %v (%v)", err, l)
+	}
+}
+
+func TestWhatAKilledProcessLeftIsTakenAway(t *testing.T) {
+	ns := redirecting(t)
+	before := state(t, ns)
+	ns.Links(t, func(h *netlink.Handle) error { // as of a process that may not make namespaces
+		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nearLink}, PeerName: farLink}); err != nil {
+			return err
+		}
+		rule := netlink.NewRule()
+		rule.Family, rule.Table, rule.Priority = unix.AF_INET, testTable, testPriority
+		return h.RuleAdd(rule)
+	})
+	l, err := Open(t.Context(), Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after := state(t, ns); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 }
