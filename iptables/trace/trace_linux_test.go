@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,12 +18,41 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
+	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // captured is a namespace with a link, whose traffic is captured.
 func captured(t *testing.T) (*testns.Namespace, *iptables.RuleSet) {
+	t.Helper()
+	ns := linked(t)
+	rules := capture(t, iptables.RedirectMode)
+	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Apply(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	return ns, rules
+}
+
+func capture(t *testing.T, mode iptables.Interception) *iptables.RuleSet {
+	t.Helper()
+	o := iptables.DefaultOptions()
+	o.InboundPorts.All, o.OutboundCIDRs.All, o.Interception = true, true, mode
+	o.RedirectDNS, o.CaptureAllDNS = true, true
+	rules, err := iptables.Compile(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+// linked is a namespace with a link.
+func linked(t *testing.T) *testns.Namespace {
 	t.Helper()
 	ns := testns.New(t)
 	ns.Links(t, func(h *netlink.Handle) error {
@@ -44,21 +74,7 @@ func captured(t *testing.T) (*testns.Namespace, *iptables.RuleSet) {
 		everywhere, _ := netlink.ParseIPNet("0.0.0.0/0")
 		return h.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: everywhere})
 	})
-	o := iptables.DefaultOptions()
-	o.DualStack, o.InboundPorts.All, o.OutboundCIDRs.All = true, true, true
-	o.RedirectDNS, o.CaptureAllDNS = true, true
-	rules, err := iptables.Compile(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Apply(t.Context(), rules); err != nil {
-		t.Fatal(err)
-	}
-	return ns, rules
+	return ns
 }
 
 // begin sends the first packet of a connection as a user.
@@ -146,6 +162,50 @@ func TestWayOfAPacketIsToldInTheWordsOfTheRules(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestRulesOfIPTablesAreTracedByTheSameWords(t *testing.T) {
+	if _, err := exec.LookPath("iptables-nft-restore"); err != nil {
+		t.Skip("iptables is not installed; scripts/iptables.sh does that")
+	}
+	ns, rules := linked(t), capture(t, iptables.RedirectMode)
+	b, err := xt.New(t.Context(), xt.Config{NetNS: int(ns.Handle), Flavour: xt.NFT})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Apply(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	all := traced(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 443}, Packets: 1, Backend: b.Name()},
+		func() { begin(t, ns, "tcp", "203.0.113.7:443", 0) })
+	t.Logf("%s", &all[0])
+	if got := steps(all[0]); !strings.Contains(got, "outbound/all redirect/outbound") || all[0].End != "arrives at 127.0.0.1:15001 of this namespace, by lo" {
+		t.Errorf("steps %s\nend %s", got, all[0].End)
+	}
+}
+
+func TestPacketThatComesInIsTraced(t *testing.T) {
+	ns, rules := linked(t), capture(t, iptables.TProxyMode)
+	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Apply(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	lab, err := packets.Open(t.Context(), packets.Config{NetNS: int(ns.Handle), TransparentMark: iptables.Mark{Value: 1337, Mask: 1<<32 - 1}, TransparentPort: 15006})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lab.Close() }()
+	all := traced(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 8080, Protocol: iptables.TCP}, Packets: 1}, func() {
+		_, _ = lab.Send(t.Context(), []packets.Packet{{Inbound: true, Protocol: iptables.TCP, Destination: netip.MustParseAddrPort("10.9.8.7:8080")}})
+	})
+	t.Logf("%s", &all[0])
+	if got := steps(all[0]); all[0].Way != iptables.Inbound || !strings.Contains(got, "inbound/all tproxy/inbound-ipv4") ||
+		all[0].End != "arrives at 10.9.8.7:8080 of this namespace, by "+lab.Link()+", with mark 1337" {
+		t.Errorf("steps %s\nend %s", got, all[0].End)
 	}
 }
 
