@@ -35,6 +35,8 @@ type Plugin struct {
 const (
 	defaultPatience = 5 * time.Second
 	firstPause      = 200 * time.Millisecond
+	// commandTime bounds a command: a node's iptables may hang. The kubelet waits for minutes.
+	commandTime = time.Minute
 )
 
 // about is what someone sees who runs the plugin by hand.
@@ -117,14 +119,15 @@ func (p *Plugin) command(name string, run func(context.Context, *call) error) fu
 		p.version = config.CNIVersion
 		c := &call{journal: newJournal(p.Err, config), config: config, skel: cmd, agent: newAgentClient(config.RunDir)}
 		c.result = agentapi.Result{Command: name, ContainerID: cmd.ContainerID, NetNS: cmd.Netns}
-		ctx := context.Background()
+		ctx, cancel := context.WithTimeoutCause(context.Background(), commandTime, fmt.Errorf("%s took longer than %v", name, commandTime))
+		defer cancel()
 		if c.args, err = parseArgs(cmd.Args); err != nil {
 			err = types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS cannot be read", err.Error())
 		} else {
 			c.result.Namespace, c.result.Pod, c.result.UID = c.args.Namespace, c.args.Name, c.args.UID
 			err = run(ctx, c)
 		}
-		c.tell(ctx, time.Since(p.Started), err)
+		c.tell(context.WithoutCancel(ctx), time.Since(p.Started), err)
 		return err
 	}
 }

@@ -1,0 +1,62 @@
+package cni
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/kube/kubetest"
+	"github.com/pilotfish-mesh/pilotfish/cni/node"
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+)
+
+// The agent of the other tests is a stand-in; this is the one that nodes have.
+func TestPluginAndNodeAgentUnderstandEachOther(t *testing.T) {
+	pod := meshPod("web")
+	pod.Spec.NodeName = "n1"
+	api := kubetest.New(t)
+	api.Put(*pod)
+	h := newHost(t)
+	log := &testenv.Buffer{}
+	logger := slog.New(slog.NewJSONHandler(log, nil))
+	cache := node.NewCache(node.CacheConfig{API: api.Client(t), Node: "n1", Logger: logger})
+	metrics := node.NewMetrics(cache, nil)
+	results := make(chan agentapi.Result, 10)
+	server, err := node.NewServer(node.ServerConfig{RunDir: h.dir, Pod: cache.Pod, Metrics: metrics, Logger: logger,
+		Health: func() health.Condition { return health.Condition{OK: true} }, Told: func(r agentapi.Result) { results <- r }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{}, 2)
+	for _, run := range []func(context.Context) error{cache.Run, server.Run} {
+		go func() { _ = run(ctx); ended <- struct{}{} }()
+	}
+	defer func() {
+		cancel()
+		<-ended
+		<-ended
+	}()
+	ns := testns.New(t)
+	if answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil || inForce(t, ns) == nil {
+		t.Fatalf("%v: %s", answer.err, answer.out)
+	}
+	if r := <-results; r.Command != "ADD" || r.Outcome != agentapi.Captured || r.Source != "agent" || r.NetNS != netnsPath(ns) || r.UID != pod.Metadata.UID {
+		t.Errorf("the agent was told %+v", r)
+	}
+	if answer := h.call("ADD", withUID(pod, "other"), netnsPath(ns), h.withPrevious("1.0.0")); answer.err == nil {
+		t.Errorf("a pod of another UID: %s", answer.out)
+	}
+	if n, err := testutil.GatherAndCount(metrics.Gatherer(), "pilotfish_cni_plugin_commands_total"); err != nil || n == 0 {
+		t.Errorf("%d figures of commands (%v)", n, err)
+	}
+	if !strings.Contains(log.String(), "the sandbox is refused") {
+		t.Errorf("the agent's log has nothing of the plugin's:\n%s", log)
+	}
+}
