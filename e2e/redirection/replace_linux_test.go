@@ -1,0 +1,76 @@
+package redirection
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Whatever replaces what, a connection that both would capture is captured meanwhile too, or waits.
+func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
+	turns := map[string]int{"nftables": 200, "iptables-nft": 12, "iptables-legacy": 12}
+	for name, backend := range backends {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.serve(t)
+			b := backend(t, w.pod)
+			all := compiledSets(t, flags(star, dual), flags(star, dual, tproxy), flags(star, dual, dns), flags(star, dual, tproxy, dns, []string{"drop-invalid=true"}))
+			replace := func(turn int) {
+				if err := b.Apply(t.Context(), all[turn%len(all)]); err != nil {
+					t.Error(err)
+				}
+			}
+			replace(0)
+			done := make(chan struct{})
+			var clients sync.WaitGroup
+			for _, c := range connections() {
+				if c.name == "app tcp mesh:80" || c.name == "peer tcp own:8080" {
+					for family := range 2 {
+						clients.Go(func() { w.insist(t, c, family, done) })
+					}
+				}
+			}
+			for turn := range turns[name] {
+				replace(turn)
+			}
+			close(done)
+			clients.Wait()
+		})
+	}
+}
+
+func compiledSets(t testing.TB, all ...[]string) (sets []*iptables.RuleSet) {
+	for _, f := range all {
+		rules, err := iptables.Compile(parse(t, f))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sets = append(sets, rules)
+	}
+	return sets
+}
+
+// insist makes the connection again and again. One that gets no answer at once has not escaped.
+func (w *world) insist(t *testing.T, c connection, family int, done chan struct{}) {
+	captured := 0
+	for {
+		select {
+		case <-done:
+			if captured < 10 {
+				t.Errorf("%s, IPv%d: was captured but %d times", c.name, 4+2*family, captured)
+			}
+			return
+		default:
+		}
+		p, _ := c.probe(family)
+		switch got := p.run(c.namespace(w)); arrival(got) {
+		case c.all:
+			captured++
+		case "silence", "refused":
+		default:
+			t.Errorf("%s, IPv%d: escaped to %s", c.name, 4+2*family, got)
+		}
+	}
+}
