@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"syscall"
 	"testing"
@@ -222,6 +223,33 @@ func TestPodWithAUserNamespaceIsCaptured(t *testing.T) {
 	for uid, want := range map[int]string{100000 + 1000: "15001", 100000 + 1337: "nothing", 1337: "15001"} { // as the node counts users
 		if got := reach(pods, uid, "10.200.0.1:80"); got != want {
 			t.Errorf("user %d of the node reached %s, want %s", uid, got, want)
+		}
+	}
+}
+
+func TestNodesIPTablesAreUsedWhereTheyAreForced(t *testing.T) {
+	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
+		t.Skip("iptables is not installed; scripts/iptables.sh does that")
+	}
+	pod := meshPod("web")
+	h := newHost(t).withAgent(pod)
+	ns := podNetwork(t, "10.9.0.5/24")
+	envoyAt(t, ns, 15001)
+	for _, force := range []string{"legacy", "nft", ""} {
+		h.extra["force_iptables_binary"] = force
+		for _, command := range []string{"ADD", "CHECK"} {
+			if answer := h.call(command, pod, netnsPath(ns), h.withPrevious("1.0.0"), "PATH="+os.Getenv("PATH")); answer.err != nil {
+				t.Errorf("%q: %s: %s", force, command, answer.out)
+			}
+		}
+		if got := reach(ns, 1000, "10.200.0.1:80"); got != "15001" {
+			t.Errorf("%q: an application's connection reached %s, want the proxy", force, got)
+		}
+		if got := reach(ns, 1337, "10.200.0.1:80"); got != "nothing" {
+			t.Errorf("%q: the proxy's own connection reached %s", force, got)
+		}
+		if byNFTables := inForce(t, ns) != nil; byNFTables != (force == "") {
+			t.Errorf("%q: our table of nftables is there: %v", force, byNFTables)
 		}
 	}
 }

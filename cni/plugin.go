@@ -46,7 +46,10 @@ const about = "pilotfish-cni is a CNI plugin: a container runtime runs it, behin
 // Main runs the command that the process was started for and gives its exit code. A failure is told on standard output, in
 // the form that runtimes hand on to the pod's events. An end of a pod (DEL, GC) never fails.
 func Main(started time.Time) int {
-	debug.SetGCPercent(400) // what a few milliseconds leave is not worth collecting
+	debug.SetGCPercent(400)      // what a few milliseconds leave is not worth collecting
+	if os.Getenv("PATH") == "" { // the node's iptables, where they are needed, are in one of these
+		_ = os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+	}
 	return newPlugin(started).main()
 }
 
