@@ -26,6 +26,7 @@ const defaultStartupTimeout = 30 * time.Second
 var reservedPorts = map[uint16]string{
 	adminPort: "Envoy's admin interface", statusPort: "the agent's status", readinessPort: "Envoy's readiness",
 	prometheusPort: "Envoy's metrics", proxyPort: "the sidecar's HTTP proxy",
+	outboundPort: "the sidecar, for captured connections", inboundPort: "the sidecar, for captured connections",
 }
 
 func (v value) network(into *netip.Prefix) {
