@@ -83,7 +83,7 @@ func (a *attempt) open(source netip.Addr) error {
 func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
 	// A connection that is ended by a reset is forgotten at once.
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(source, 0))); err != nil {
+	if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(source, a.packet.SourcePort))); err != nil {
 		return 0, fmt.Errorf("send from %s: %w", source, os.NewSyscallError("bind", err))
 	}
 	bound, err := unix.Getsockname(fd)

@@ -25,6 +25,7 @@ type Lab struct {
 	lock  net.Listener
 	world *world
 	wire  *wire
+	sent  map[connection]bool
 }
 
 // Open readies a Lab. There is one at a time in a namespace: it waits for an earlier one, as long as ctx lets it.
@@ -105,6 +106,7 @@ func (l *Lab) Close() error {
 		errs = append(errs, l.wire.file.Close())
 	}
 	if l.world != nil {
+		l.forget()
 		errs = append(errs, l.world.Close())
 	}
 	if l.lock != nil {

@@ -36,8 +36,9 @@ type Packet struct {
 	// Inbound packets come from outside, the others from a socket of the namespace.
 	Inbound  bool
 	Protocol iptables.Protocol // TCP or UDP
-	// Source is where the socket is bound; the zero value leaves it to the Lab.
+	// Source and SourcePort are where the socket is bound; zero values leave it to the Lab.
 	Source      netip.Addr
+	SourcePort  uint16
 	Destination netip.AddrPort
 	// UID and GID own the socket.
 	UID, GID uint32

@@ -98,6 +98,6 @@ func (s *session) close() error {
 	if s.steering != nil {
 		errs = append(errs, s.steering.Close())
 	}
-	s.forget()
+	s.remember()
 	return errors.Join(errs...)
 }

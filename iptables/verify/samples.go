@@ -29,7 +29,8 @@ func (p *place) families() (all []iptables.Families) {
 // sample is a packet to send, and the rule that it was made for: "" if it was made for none.
 type sample struct {
 	iptables.Packet
-	rule string
+	rule       string
+	sourcePort uint16 // 0: any
 }
 
 // sampler makes packets that show what rules do. What a sample is not about is chosen so that no rule names it.
@@ -307,10 +308,10 @@ func telling(rules *iptables.RuleSet, candidates []iptables.Packet) (all []sampl
 			}
 			if wanted(iptables.Explain(without(rules, step.Rule), p)) != wanted(e) {
 				told[h] = true
-				all = append(all, sample{p, step.Rule.ID})
+				all = append(all, sample{Packet: p, rule: step.Rule.ID})
 			} else if !met[h] {
 				met[h] = true
-				second = append(second, sample{p, step.Rule.ID})
+				second = append(second, sample{Packet: p, rule: step.Rule.ID})
 			}
 		}
 	}

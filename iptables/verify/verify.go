@@ -120,6 +120,11 @@ func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
 	if err := again(ctx, cfg.Want, lab, all, proofs); err != nil {
 		return err
 	}
+	zoned, err := s.zoned(ctx, lab)
+	if err != nil {
+		return err
+	}
+	proofs = append(proofs, zoned...)
 	r.Proofs = append(r.Proofs, proofs...)
 	r.Unproven = append(append(r.Unproven, unproven(cfg.Want, proofs)...), s.unseen()...)
 	return nil
@@ -187,7 +192,7 @@ func again(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample, p
 }
 
 func (s *sample) packet() packets.Packet {
-	p := packets.Packet{Inbound: s.Direction == iptables.Inbound, Protocol: s.Protocol, Destination: s.To}
+	p := packets.Packet{Inbound: s.Direction == iptables.Inbound, Protocol: s.Protocol, Destination: s.To, SourcePort: s.sourcePort}
 	if p.Inbound {
 		return p
 	}
