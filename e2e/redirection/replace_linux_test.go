@@ -16,7 +16,8 @@ func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
 			w := newWorld(t)
 			w.serve(t)
 			b := backend(t, w.pod)
-			all := compiledSets(t, flags(star, dual), flags(star, dual, tproxy), flags(star, dual, dns), flags(star, dual, tproxy, dns, []string{"drop-invalid=true"}))
+			all := compiledSets(t, flags(star, dual, tproxy), flags(star, dual, []string{"drop-invalid=true"}), flags(star, dual, tproxy), flags(star, dual, dns),
+				flags(star, dual, tproxy, dns, []string{"drop-invalid=true"}))
 			replace := func(turn int) {
 				if err := b.Apply(t.Context(), all[turn%len(all)]); err != nil {
 					t.Error(err)

@@ -177,7 +177,7 @@ func TestAFailureAtAnyStepLeavesTheFormerStateAsItWas(t *testing.T) {
 				return nil
 			}
 		}
-		for _, way := range []struct{ from, to *iptables.RuleSet }{{nil, wordy()}, {small(15001), wordy()}, {wordy(), small(15001)}, {wordy(), nil}} {
+		for _, way := range []struct{ from, to *iptables.RuleSet }{{small(15001), wordy()}, {wordy(), nil}} {
 			turn := func(n int, to *iptables.RuleSet) error {
 				b, err := New(t.Context(), Config{NetNS: int(ns.Handle), Flavour: b.cfg.Flavour, Inject: step(n)})
 				if err != nil {
