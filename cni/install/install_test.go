@@ -138,6 +138,7 @@ func (n *node) chain() []string {
 		}
 		return types
 	}
+	//lint:ignore SA1019 runtimes read files of this form still
 	conf, err := libcni.ConfFromFile(names[0])
 	if err != nil {
 		n.t.Fatal(err)
@@ -272,6 +273,7 @@ func TestStandaloneIsAFileOfItsOwn(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	before := n.files()
 	in := n.install(func(c *Config) { c.Mode = Standalone })
+	//lint:ignore SA1019 meta plugins read files of this form still
 	conf, err := libcni.ConfFromFile(n.path("net.d/" + defaultStandalone))
 	if err != nil || conf.Network.Type != PluginType {
 		t.Errorf("%v %v", conf, err)
