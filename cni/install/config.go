@@ -63,7 +63,6 @@ type Config struct {
 const (
 	defaultStandalone = "YYY-pilotfish-cni.conf"
 	dropInName        = "90-pilotfish-cni.conf"
-	maxBinary         = 256 << 20
 )
 
 func (c *Config) check() error {

@@ -1,6 +1,8 @@
 package install
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +33,12 @@ func (d *disk) step(name, path string) error {
 }
 
 // write replaces a file.
-func (d *disk) write(path string, content []byte, mode fs.FileMode) (err error) {
+func (d *disk) write(path string, content []byte, mode fs.FileMode) error {
+	return d.copy(path, bytes.NewReader(content), mode)
+}
+
+// copy replaces a file by what can be read.
+func (d *disk) copy(path string, from io.Reader, mode fs.FileMode) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -47,7 +54,7 @@ func (d *disk) write(path string, content []byte, mode fs.FileMode) (err error) 
 			_ = os.Remove(temp.Name())
 		}
 	}()
-	if err := d.fill(temp, content, mode); err != nil {
+	if err := d.fill(temp, from, mode); err != nil {
 		return fmt.Errorf("writing %s: %w", path, errors.Join(err, temp.Close()))
 	}
 	if err := temp.Close(); err != nil {
@@ -56,11 +63,11 @@ func (d *disk) write(path string, content []byte, mode fs.FileMode) (err error) 
 	return d.rename(temp.Name(), path)
 }
 
-func (d *disk) fill(f *os.File, content []byte, mode fs.FileMode) error {
+func (d *disk) fill(f *os.File, from io.Reader, mode fs.FileMode) error {
 	if err := d.step("write", f.Name()); err != nil {
 		return err
 	}
-	if _, err := f.Write(content); err != nil {
+	if _, err := io.Copy(f, from); err != nil {
 		return err
 	}
 	if err := f.Chmod(mode); err != nil {
@@ -165,21 +172,83 @@ type changes struct {
 }
 
 type change struct {
-	path string
-	was  file
+	path   string
+	was    file
+	backup string // of a large file, in place of its content
 }
 
 // write replaces a file, unless it is as it should be, and notes what it was.
-func (c *changes) write(path string, content []byte, mode fs.FileMode, most int64) (changed bool, err error) {
-	was, err := read(path, most)
+func (c *changes) write(path string, content []byte, mode fs.FileMode) (changed bool, err error) {
+	was, err := read(path, maxConf)
 	if err != nil {
 		return false, err
 	}
 	if was.exists && was.mode == mode && string(was.content) == string(content) {
 		return false, nil
 	}
-	c.done = append(c.done, change{path, was})
+	c.done = append(c.done, change{path: path, was: was})
 	return true, c.disk.write(path, content, mode)
+}
+
+// copy replaces a large file by another, unless they are the same, and keeps what it was beside it.
+func (c *changes) copy(path, from string, mode fs.FileMode) error {
+	if same, err := sameFiles(path, from, mode); err != nil || same {
+		return err
+	}
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	u := change{path: path}
+	if _, err := os.Lstat(path); err == nil {
+		u.was.exists, u.backup = true, filepath.Join(filepath.Dir(path), staging+"backup-"+filepath.Base(path))
+		if err := c.disk.step("keep", path); err != nil {
+			return err
+		}
+		if err := os.Link(path, u.backup); err != nil {
+			return fmt.Errorf("keeping what was there: %w", err)
+		}
+	}
+	c.done = append(c.done, u)
+	return c.disk.copy(path, f, mode)
+}
+
+// sameFiles compares without holding either in memory. from has to be there.
+func sameFiles(path, from string, mode fs.FileMode) (bool, error) {
+	b, err := os.Open(from)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = b.Close() }()
+	a, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = a.Close() }()
+	infoA, errA := a.Stat()
+	infoB, errB := b.Stat()
+	if err := errors.Join(errA, errB); err != nil {
+		return false, err
+	}
+	if !infoB.Mode().IsRegular() {
+		return false, fmt.Errorf("%s is no regular file", from)
+	}
+	if infoA.Size() != infoB.Size() || infoA.Mode() != mode {
+		return false, nil
+	}
+	sumA, errA := hash(a)
+	sumB, errB := hash(b)
+	return sumA == sumB, errors.Join(errA, errB)
+}
+
+func hash(f io.Reader) (string, error) {
+	h := sha256.New()
+	_, err := io.Copy(h, f)
+	return string(h.Sum(nil)), err
 }
 
 // remove takes a file away and notes what it was.
@@ -188,7 +257,7 @@ func (c *changes) remove(path string) (changed bool, err error) {
 	if err != nil || !was.exists {
 		return false, err
 	}
-	c.done = append(c.done, change{path, was})
+	c.done = append(c.done, change{path: path, was: was})
 	return true, c.disk.remove(path)
 }
 
@@ -196,17 +265,37 @@ func (c *changes) remove(path string) (changed bool, err error) {
 func (c *changes) undo() error {
 	var errs []error
 	for i := len(c.done) - 1; i >= 0; i-- {
-		u := c.done[i]
-		var err error
-		if u.was.exists {
-			err = c.disk.write(u.path, u.was.content, u.was.mode)
-		} else {
-			err = c.disk.remove(u.path)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("bringing back %s: %w", u.path, err))
+		if err := c.undoOne(c.done[i]); err != nil {
+			errs = append(errs, fmt.Errorf("bringing back %s: %w", c.done[i].path, err))
 		}
 	}
 	c.done = nil
 	return errors.Join(errs...)
+}
+
+func (c *changes) undoOne(u change) error {
+	switch {
+	case !u.was.exists:
+		return c.disk.remove(u.path)
+	case u.backup != "":
+		return c.bringBack(u)
+	}
+	return c.disk.write(u.path, u.was.content, u.was.mode)
+}
+
+// bringBack puts a kept file back. Where it was not replaced yet both names are of one file, which rename leaves alone.
+func (c *changes) bringBack(u change) error {
+	if err := c.disk.rename(u.backup, u.path); err != nil {
+		return err
+	}
+	return c.disk.remove(u.backup)
+}
+
+// keep gives up the way back.
+func (c *changes) keep() {
+	for _, u := range c.done {
+		if u.backup != "" {
+			_ = c.disk.remove(u.backup) // at worst the next sweep does it
+		}
+	}
 }

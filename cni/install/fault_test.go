@@ -164,3 +164,29 @@ func TestKilledAtAnyStepOfAnUpgradeLeavesNewPodsProtected(t *testing.T) {
 		})
 	}
 }
+
+func TestFaultAtAnyStepOfAnUpgradeBringsBackTheVersionBefore(t *testing.T) {
+	for at := 1; ; at++ {
+		n := newNode(t, "10-podnet.conflist", bridgeList)
+		n.install()
+		n.write("image/pilotfish-cni", "the plugin of the next version")
+		before := n.files()
+		var steps *int
+		in := n.installer(func(c *Config) {
+			c.Plugin = map[string]any{"cni_agent_run_dir": "/elsewhere"}
+			c.before, steps = failAt(at, false)
+		})
+		_, err := in.Install()
+		if *steps < at {
+			if err != nil || at < 10 || strings.Contains(n.files(), staging) {
+				t.Fatalf("%d steps: %v\n%s", *steps, err, n.files())
+			}
+			return
+		}
+		if err == nil { // what could not be removed afterwards is swept by the next
+			n.install(func(c *Config) { c.Plugin = map[string]any{"cni_agent_run_dir": "/elsewhere"} })
+		} else if now := withoutStaging(n.files()); now != before {
+			t.Errorf("step %d (%v): left\n%s\nwas\n%s", at, err, now, before)
+		}
+	}
+}

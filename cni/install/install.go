@@ -62,13 +62,14 @@ func (in *Installer) Health() health.Condition {
 func (in *Installer) Install() (changed bool, err error) {
 	done := &changes{disk: in.disk}
 	result, err := in.steps(done)
-	if err != nil && !errors.Is(err, errNoNetwork) {
-		if undone := done.undo(); undone != nil {
-			err = errors.Join(err, undone)
-		}
+	changed = len(done.done) > 0
+	if err == nil || errors.Is(err, errNoNetwork) {
+		done.keep()
+	} else if undone := done.undo(); undone != nil {
+		err = errors.Join(err, undone)
 	}
-	in.tell(result, err, len(done.done) > 0)
-	return len(done.done) > 0, err
+	in.tell(result, err, changed)
+	return changed, err
 }
 
 func (in *Installer) steps(done *changes) (result string, err error) {
@@ -137,14 +138,7 @@ func (in *Installer) binary(done *changes, path string) error {
 	if now := stamps(in.config.Binary, path); now != "" && now == in.copied[path] {
 		return nil
 	}
-	binary, err := read(in.config.Binary, maxBinary)
-	if err != nil {
-		return err
-	}
-	if !binary.exists {
-		return fmt.Errorf("%s is not in this image", in.config.Binary)
-	}
-	if _, err := done.write(path, binary.content, 0o755, maxBinary); err != nil {
+	if err := done.copy(path, in.config.Binary, 0o755); err != nil {
 		return err
 	}
 	in.copied[path] = stamps(in.config.Binary, path)
@@ -172,7 +166,7 @@ func (in *Installer) credentials(done *changes) error {
 	if err != nil {
 		return err
 	}
-	_, err = done.write(in.config.Kubeconfig, text, in.config.KubeconfigMode, maxConf)
+	_, err = done.write(in.config.Kubeconfig, text, in.config.KubeconfigMode)
 	return err
 }
 
@@ -293,7 +287,7 @@ func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.Fi
 	if err := in.remember(path, was, text); err != nil {
 		return err
 	}
-	_, err = done.write(path, text, mode, maxConf)
+	_, err = done.write(path, text, mode)
 	return err
 }
 

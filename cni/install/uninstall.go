@@ -130,11 +130,9 @@ func (in *Installer) bury() error {
 		in.config.Logger.Warn("what sandboxes the container runtime knows cannot be seen; the tombstone stays", "error", err)
 	}
 	stays := named > 0 || err != nil
-	var stone file
-	if stays && in.config.Tombstone != "" {
-		if stone, err = read(in.config.Tombstone, maxBinary); err != nil {
-			return err
-		}
+	stone := in.config.Tombstone
+	if _, err := os.Stat(stone); err != nil {
+		stone = ""
 	}
 	for _, dir := range in.config.BinDirs {
 		path := filepath.Join(dir, PluginType)
@@ -143,8 +141,8 @@ func (in *Installer) bury() error {
 			continue
 		case err != nil:
 			return err
-		case stays && stone.exists && is.Mode().IsRegular():
-			err = in.disk.write(path, stone.content, 0o755)
+		case stays && stone != "" && is.Mode().IsRegular():
+			err = in.place(stone, path)
 			in.config.Logger.Info("sandboxes name the CNI plugin: a tombstone stays in its place until they are gone", "path", path, "sandboxes", named)
 			if err != nil {
 				return err
@@ -156,4 +154,14 @@ func (in *Installer) bury() error {
 		}
 	}
 	return nil
+}
+
+// place copies a file.
+func (in *Installer) place(from, path string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	return in.disk.copy(path, f, 0o755)
 }
