@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
@@ -82,6 +84,10 @@ func (h *host) killedAt(pod *agentapi.Pod, step int, whole *iptables.RuleSet) bo
 func TestThousandPodsFiftyAtATimeLeaveNothingBehind(t *testing.T) {
 	const pods, atATime = 1000, 50
 	h := newHost(t).withAgent(meshPod("web"))
+	plugin := filepath.Join(h.bin, "pilotfish-cni") // the one that nodes have, which also starts sooner
+	if err := errors.Join(os.Remove(plugin), os.Symlink(testenv.Bin(t, "pilotfish-cni"), plugin)); err != nil {
+		t.Fatal(err)
+	}
 	h.extra["log_file"] = filepath.Join(h.dir, "cni.log")
 	pod, config := meshPod("web"), h.withPrevious("1.0.0")
 	before := openFiles(t)
