@@ -95,7 +95,8 @@ func GiveReasons(rules *RuleSet) {
 
 func reasonOf(r *Rule) string {
 	kind := kindOfRule(r.ID)
-	if id, refusing := strings.CutPrefix(r.ID, "refuse/"); kind == "" && refusing {
+	id, refusing := strings.CutPrefix(r.ID, "refuse/")
+	if kind == "" && refusing {
 		kind = kindOfRule(id)
 	}
 	switch {
@@ -106,7 +107,11 @@ func reasonOf(r *Rule) string {
 	case r.Verdict.Chain == chainDivert:
 		return establishedReason
 	}
-	return filled(reasons[kind], r)
+	text := filled(reasons[kind], r)
+	if refusing { // the same decision, with another end
+		text = strings.NewReplacer("are captured", "are refused", "is captured", "is refused").Replace(text)
+	}
+	return text
 }
 
 // kindOfRule is the longest kind that the ID begins with.
