@@ -27,7 +27,8 @@ func (n *node) sandboxConfig(p *agentapi.Pod) *cri.PodSandboxConfig {
 		Metadata:     &cri.PodSandboxMetadata{Name: p.Metadata.Name, Namespace: p.Metadata.Namespace, Uid: p.Metadata.UID},
 		Hostname:     p.Metadata.Name,
 		LogDirectory: filepath.Join(n.dir, "log"),
-		Linux:        &cri.LinuxPodSandboxConfig{CgroupParent: "/" + n.cgroup},
+		// As a kubelet names it.
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/" + n.cgroup + "/kubepods/pod" + p.Metadata.UID},
 	}
 }
 
