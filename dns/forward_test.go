@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -421,5 +422,43 @@ func TestAnswersAreCountedBySource(t *testing.T) {
 	}
 	if problems, err := testutil.GatherAndLint(registry); err != nil || len(problems) > 0 {
 		t.Error(problems, err)
+	}
+}
+
+// The one answer that takes long holds up no other on its connection, and comes although the client has ended its side.
+func TestAnswersOnAConnectionComeAsTheyAreReady(t *testing.T) {
+	answer, hold := records("slow.example. 0 IN A 10.0.0.1", "quick.example. 0 IN A 10.0.0.2"), make(chan struct{})
+	up := newResolver(t, func(w dns.ResponseWriter, m *dns.Msg) {
+		if strings.HasPrefix(strings.ToLower(m.Question[0].Name), "slow.") {
+			<-hold
+		}
+		answer(w, m)
+	})
+	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
+	conn, err := net.Dial("tcp", s.Addresses()[0].String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	talk := &dns.Conn{Conn: conn}
+	for _, name := range []string{"slow.example.", "quick.example."} {
+		if err := talk.WriteMsg(new(dns.Msg).SetQuestion(name, dns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"quick.example.", "slow.example."} {
+		m, err := talk.ReadMsg()
+		if err != nil {
+			t.Fatalf("waiting for %s: %v", name, err)
+		}
+		if m.Question[0].Name != name || len(m.Answer) != 1 {
+			t.Errorf("the answer is %v, want one for %s", m, name)
+		}
+		if name == "quick.example." {
+			close(hold)
+		}
 	}
 }

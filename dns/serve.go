@@ -152,11 +152,19 @@ func (s *Server) welcome(conn *net.TCPConn, places chan struct{}) bool {
 	}
 }
 
-// converse answers the questions of a connection, one after the other.
+// besideEachOther is how many questions of one connection are forwarded at once.
+const besideEachOther = 16
+
+// converse answers the questions of a connection: at once those whose answer is known, and beside them those that are
+// forwarded, in the order in which their answers come (RFC 7766, section 6.2.1.1).
 func (s *Server) converse(ctx context.Context, conn *net.TCPConn) {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
+	t := &talk{conn: conn}
+	var forwarding sync.WaitGroup
+	defer forwarding.Wait() // also when the client has no more questions
+	places := make(chan struct{}, besideEachOther)
 	for {
 		_ = conn.SetReadDeadline(time.Now().Add(idleConnection))
 		wire, err := readFramed(conn)
@@ -164,17 +172,38 @@ func (s *Server) converse(ctx context.Context, conn *net.TCPConn) {
 			return
 		}
 		q, out := s.take(wire, true)
-		if q != nil && out == nil {
-			out = s.forwardedByTCP(ctx, q)
+		if q == nil || out != nil {
+			if !t.say(out) {
+				return
+			}
+			continue
 		}
-		if len(out) == 0 {
-			return
-		}
-		_ = conn.SetWriteDeadline(time.Now().Add(answerWithin))
-		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(out))), out...)); err != nil {
-			return
+		places <- struct{}{}
+		forwarding.Go(func() {
+			defer func() { <-places }()
+			t.say(s.forwardedByTCP(ctx, q))
+		})
+	}
+}
+
+// talk is what is said on one connection.
+type talk struct {
+	mu   sync.Mutex
+	conn *net.TCPConn
+}
+
+// say sends an answer, and ends the connection where there is none or it cannot be sent.
+func (t *talk) say(answer []byte) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(answer) > 0 {
+		_ = t.conn.SetWriteDeadline(time.Now().Add(answerWithin))
+		if _, err := t.conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...)); err == nil {
+			return true
 		}
 	}
+	_ = t.conn.Close()
+	return false
 }
 
 func (s *Server) forwardedByTCP(ctx context.Context, q *query) []byte {

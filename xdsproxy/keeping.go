@@ -201,7 +201,7 @@ func rejectedNames(v variant, h heard) (bad []string, some bool) {
 		return nil, false
 	}
 	for _, one := range h.about.resources {
-		if strings.Contains(h.reason, one.name) {
+		if isBlamed(h.reason, one.name) {
 			bad = append(bad, one.name)
 		}
 	}

@@ -113,15 +113,15 @@ func piecemeal(t *testing.T, piece []byte, pieces int) string {
 }
 
 func TestTwoHundredMegabytesPassWithoutSeveralCopies(t *testing.T) {
-	if testing.Short() {
-		t.Skip("moves 200 MB")
+	if testing.Short() || detector {
+		t.Skip("moves 200 MB, and weighs what the race detector has several times")
 	}
 	weigh(t, 200, "")
 }
 
 func TestKeepingFiftyMegabytesTakesNoCopyOfThem(t *testing.T) {
-	if testing.Short() {
-		t.Skip("moves 50 MB")
+	if testing.Short() || detector {
+		t.Skip("moves 50 MB, and weighs what the race detector has several times")
 	}
 	dir := t.TempDir()
 	weigh(t, 50, dir)
@@ -238,8 +238,8 @@ func TestRequestBeyondTheBoundIsRefused(t *testing.T) {
 }
 
 func TestServingFiftyMegabytesOfTheLastGoodConfigurationTakesThemOnce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("moves 50 MB")
+	if testing.Short() || detector {
+		t.Skip("moves 50 MB, and weighs what the race detector has several times")
 	}
 	dir := t.TempDir()
 	store, err := lastgood.Open(lastgood.Config{Dir: dir})

@@ -2,6 +2,7 @@ package xdsproxy
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -100,19 +101,39 @@ func mentioned(resources []resource, reason string) []mention {
 
 // indexName finds a name that stands for itself and is no part of a longer one.
 func indexName(text, name string) int {
-	if name == "" {
-		return -1
-	}
-	for from := 0; ; {
-		i := strings.Index(text[from:], name)
-		if i < 0 {
-			return -1
-		}
-		start, end := from+i, from+i+len(name)
-		if (start == 0 || !inName(text[start-1])) && (end == len(text) || !inName(text[end])) {
+	for start, end := range places(text, name) {
+		if end == len(text) || !inName(text[end]) {
 			return start
 		}
-		from = start + 1
+	}
+	return -1
+}
+
+// isBlamed says whether a reason tells what is wrong with the resource of that name, and does not only name it, or one with
+// a longer name: "Error adding/updating cluster(s) a: why, b: why".
+func isBlamed(reason, name string) bool {
+	for _, end := range places(reason, name) {
+		if strings.HasPrefix(reason[end:], ": ") {
+			return true
+		}
+	}
+	return false
+}
+
+// places are where a name begins and ends in a text, but for those where it is the end of a longer one.
+func places(text, name string) iter.Seq2[int, int] {
+	return func(yield func(start, end int) bool) {
+		for from := 0; name != ""; {
+			i := strings.Index(text[from:], name)
+			if i < 0 {
+				return
+			}
+			start := from + i
+			if (start == 0 || !inName(text[start-1])) && !yield(start, start+len(name)) {
+				return
+			}
+			from = start + 1
+		}
 	}
 }
 

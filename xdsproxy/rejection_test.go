@@ -147,3 +147,15 @@ func containsInOrder(all, want []string) bool {
 	}
 	return len(want) == 0
 }
+
+func TestOnlyWhatEnvoyFindsFaultWithIsBlamed(t *testing.T) {
+	const reason = "Error adding/updating cluster(s) outbound|80||ab.c: unknown field, b: needs a and d, e\n0.0.0.0_80: why\n"
+	for name, blamed := range map[string]bool{
+		"outbound|80||ab.c": true, "b": true, "0.0.0.0_80": true,
+		"a": false, "ab.c": false, "c": false, "d": false, "e": false, "0.0.0.0": false, "80": false, "": false,
+	} {
+		if got := isBlamed(reason, name); got != blamed {
+			t.Errorf("%q is blamed: %v, want %v", name, got, blamed)
+		}
+	}
+}

@@ -214,8 +214,16 @@ func Text(text string) string {
 	if clean, ok := withoutEmbedded(text, 0); ok {
 		text = clean
 	}
+	return Looks(text)
+}
+
+// Looks leaves out of a text what looks like a secret, wherever it stands.
+func Looks(text string) string {
 	if !secretTexts().MatchString(text) {
 		return text
 	}
 	return strings.TrimSpace(secretTexts().ReplaceAllString(text, redacted))
 }
+
+// IsSecret says whether a field or header of that name is one whose value is nobody's business.
+func IsSecret(name string) bool { return secretNames().MatchString(name) }
