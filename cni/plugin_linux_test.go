@@ -95,7 +95,10 @@ func TestPodThatCannotBeKnownOrIsBadDoesNotStart(t *testing.T) {
 		"key of wrong type": {pod: known, extra: map[string]any{"proxy_listen_port": 70000}, code: types.ErrDecodingFailure, says: []string{"proxy_listen_port"}},
 	} {
 		h := newHost(t).withAgent(bad, replaced, known)
-		h.agent.down, h.extra, h.patience = c.down, c.extra, "300ms"
+		h.agent.down, h.extra = c.down, c.extra
+		if c.code == types.ErrTryAgainLater {
+			h.patience = "1s"
+		}
 		netns := c.netns
 		if netns == "" {
 			netns = netnsPath(ns)

@@ -67,9 +67,8 @@ func TestAPIServerIsAskedWhenTheAgentCannotTell(t *testing.T) {
 		"API has another one":      {func(h *host) *atomic.Int32 { h.withAgent(); return h.apiServer(0, withUID(pod, "new")) }, types.ErrTryAgainLater, ""},
 	} {
 		h := newHost(t)
-		h.patience = "2s"
-		if c.code != 0 {
-			h.patience = "300ms"
+		if c.code == types.ErrTryAgainLater {
+			h.patience = "1s"
 		}
 		asked := c.prepare(h)
 		answer := h.call("ADD", pod, netnsPath(testns.New(t)), h.withPrevious("1.0.0"))
