@@ -27,6 +27,8 @@ type bench struct {
 	dir    string // temporary directory
 	rounds int
 	load   time.Duration // length of one load
+
+	redirectPeaks []int64 // memory of the command that redirects, in KiB
 }
 
 func main() {
@@ -39,7 +41,7 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, path, relay, cni and capture (as root), dns (needs unbound and dnsperf)")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, path, relay, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
 	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
 	namesBy := flag.String("serve-names", "", "be the DNS server, with this resolv.conf")
@@ -82,7 +84,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"path", b.path}, {"relay", b.relay}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}} {
+	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"path", b.path}, {"relay", b.relay}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}

@@ -22,9 +22,17 @@ type Stale struct {
 func After(before, after *iptables.RuleSet) Stale {
 	before, after = iptables.Canonical(before), iptables.Canonical(after)
 	return Stale{
-		Ended: !reflect.DeepEqual(before, after),
+		Ended: !reflect.DeepEqual(chains(before), chains(after)),
 		DNS:   !reflect.DeepEqual(aboutUDP(before), aboutUDP(after)),
 	}
+}
+
+// chains are what decides; routing is not.
+func chains(rules *iptables.RuleSet) []iptables.Chain {
+	if rules == nil {
+		return nil
+	}
+	return rules.Chains
 }
 
 // aboutUDP are the rules that hold for UDP alone.
