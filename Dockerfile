@@ -16,7 +16,7 @@ RUN go mod download
 COPY . .
 RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace \
       -ldflags "-s -w -X github.com/pilotfish-mesh/pilotfish/version.Version=${VERSION} -X github.com/pilotfish-mesh/pilotfish/version.Commit=${COMMIT}" \
-      -o /out/ ./cmd/pilotfish-agent ./cmd/pilotfish-cni ./cmd/pilotfish-cni-install ./cmd/pilotfish-cni-tombstone
+      -o /out/ ./cmd/pilotfish-agent ./cmd/pilotfish-iptables ./cmd/pilotfish-cni ./cmd/pilotfish-cni-install ./cmd/pilotfish-cni-tombstone
 # The folders that the agent writes to, relative to its working directory, with the owner they need.
 RUN mkdir -p /rootfs/etc/istio/proxy /rootfs/etc/istio/config /rootfs/var/run/secrets/workload-spiffe-uds /rootfs/var/lib/istio/data \
  && chown -R 1337:1337 /rootfs
@@ -30,6 +30,8 @@ ENTRYPOINT ["/usr/local/bin/pilotfish-cni-install"]
 FROM ${ENVOY_IMAGE}
 COPY --from=build --chown=1337:1337 /rootfs/ /
 COPY --from=build /out/pilotfish-agent /usr/local/bin/pilotfish-agent
+# The agent hands its command iptables to this one, which starts faster.
+COPY --from=build /out/pilotfish-iptables /usr/local/bin/pilotfish-iptables
 # An injected pod may name the program it knows.
 COPY --from=build /out/pilotfish-agent /usr/local/bin/pilot-agent
 ENV ENVOY_PATH=/usr/local/bin/envoy

@@ -15,7 +15,7 @@ LDFLAGS := -s -w -X $(PKG)/version.Version=$(VERSION) -X $(PKG)/version.Commit=$
 ENVOY_VERSION      := 1.40.0
 OLD_ENVOY_VERSIONS := 1.38.3 1.36.4
 
-BINARIES := pilotfish pilotfish-agent pilotfish-cni pilotfish-cni-install pilotfish-cni-tombstone
+BINARIES := pilotfish pilotfish-agent pilotfish-iptables pilotfish-cni pilotfish-cni-install pilotfish-cni-tombstone
 LINT     := go tool -modfile=tools/go.mod staticcheck
 
 .PHONY: help

@@ -27,8 +27,6 @@ type bench struct {
 	dir    string // temporary directory
 	rounds int
 	load   time.Duration // length of one load
-
-	redirectPeaks []int64 // memory of the command that redirects, in KiB
 }
 
 func main() {

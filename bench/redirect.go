@@ -10,9 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netns"
@@ -25,6 +23,9 @@ import (
 const (
 	redirectRounds = 60 // of what takes milliseconds
 	ruleRounds     = 5  // of one program a rule
+	// settle is between two measurements: the kernel goes on tidying up after something was taken away, and lets whoever
+	// comes next wait for that.
+	settle = 50 * time.Millisecond
 )
 
 // redirection measures how long it takes to put a dual stack pod's rules in force, to read and compare them, and to take
@@ -54,21 +55,24 @@ func (b *bench) redirection(ctx context.Context) error {
 		n += len(c.Rules)
 	}
 	fmt.Printf("redirection: %d rules of IPv4 and IPv6, medians of %d rounds in fresh namespaces\n", n, redirectRounds)
-	restore := times["apply: iptables-restore, both families"]
+	restore := times[restoreName]
+	median(restore)
 	for _, name := range redirectOrder {
 		d := times[name]
-		line := fmt.Sprintf("  %-40s %7.2f ms, p99 %7.2f ms", name, milliseconds(median(d)), milliseconds(d[len(d)*99/100]))
-		if strings.HasPrefix(name, "apply") && d[0] != restore[0] {
-			line += fmt.Sprintf("; iptables-restore takes x%.1f of it", float64(median(restore))/float64(median(d)))
+		middle := median(d) // sorts
+		line := fmt.Sprintf("  %-40s %7.2f ms, best %7.2f, p99 %7.2f", name, milliseconds(middle), milliseconds(d[0]), milliseconds(d[len(d)*99/100]))
+		if strings.HasPrefix(name, "apply") && name != restoreName {
+			line += fmt.Sprintf("; iptables-restore takes x%.1f of it, at best x%.1f", float64(median(restore))/float64(middle), float64(restore[0])/float64(d[0]))
 		}
 		fmt.Println(line)
 	}
-	fmt.Printf("  peak memory of the command: %.1f MB\n", float64(slices.Max(b.redirectPeaks))/1000)
 	return nil
 }
 
+const restoreName = "apply: iptables-restore, both families"
+
 var redirectOrder = []string{"apply: netlink", "apply again: netlink", "verify (read and compare): netlink", "clean: netlink",
-	"apply: iptables-restore, both families", "clean: iptables-restore, both families", "apply: one iptables a rule",
+	restoreName, "clean: iptables-restore, both families", "apply: one iptables a rule",
 	"apply: the command", "clean: the command", "the command's help"}
 
 func dualStackRules() (*iptables.RuleSet, error) {
@@ -82,6 +86,7 @@ var dualStackFlags = []string{"iptables", "--dual-stack", "-b", "*", "-i", "*", 
 
 func (b *bench) redirectRound(ctx context.Context, rules *iptables.RuleSet, times map[string][]time.Duration, perRule bool) error {
 	took := func(name string, f func() error) error {
+		pause(ctx, settle)
 		began := time.Now()
 		err := f()
 		times[name] = append(times[name], time.Since(began))
@@ -140,7 +145,7 @@ var restoreFamilies = []struct {
 }{{iptables.IPv4, "iptables-legacy"}, {iptables.IPv6, "ip6tables-legacy"}}
 
 // program runs one in a namespace.
-func (b *bench) program(ctx context.Context, ns netns.NsHandle, stdin, name string, args ...string) (*exec.Cmd, error) {
+func (b *bench) program(ctx context.Context, ns netns.NsHandle, stdin, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+filepath.Join(b.dir, "xtables.lock"))
 	cmd.Stdin = strings.NewReader(stdin)
@@ -156,9 +161,9 @@ func (b *bench) program(ctx context.Context, ns netns.NsHandle, stdin, name stri
 		done <- err
 	}()
 	if err := <-done; err != nil {
-		return cmd, fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, output.String())
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, output.String())
 	}
-	return cmd, nil
+	return nil
 }
 
 func (b *bench) restoreRound(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSet, took measure) error {
@@ -173,7 +178,7 @@ func (b *bench) restoreRound(ctx context.Context, ns netns.NsHandle, rules *ipta
 	all := func(text func(iptables.Families) string) func() error {
 		return func() error {
 			for _, f := range restoreFamilies {
-				if _, err := b.program(ctx, ns, text(f.family), f.program+"-restore", "--noflush"); err != nil {
+				if err := b.program(ctx, ns, text(f.family), f.program+"-restore", "--noflush"); err != nil {
 					return err
 				}
 			}
@@ -181,7 +186,7 @@ func (b *bench) restoreRound(ctx context.Context, ns netns.NsHandle, rules *ipta
 		}
 	}
 	return errors.Join(
-		took("apply: iptables-restore, both families", all(func(f iptables.Families) string { return texts[f] })),
+		took(restoreName, all(func(f iptables.Families) string { return texts[f] })),
 		took("clean: iptables-restore, both families", all(func(iptables.Families) string {
 			return "*nat\n-F\n-X\nCOMMIT\n"
 		})))
@@ -212,7 +217,7 @@ func (b *bench) oneByOne(ctx context.Context, ns netns.NsHandle, rules *iptables
 			default:
 				continue
 			}
-			if _, err := b.program(ctx, ns, "", f.program, args...); err != nil {
+			if err := b.program(ctx, ns, "", f.program, args...); err != nil {
 				return err
 			}
 		}
@@ -237,11 +242,7 @@ func (b *bench) commandRound(ctx context.Context, ns netns.NsHandle, took measur
 	agent := filepath.Join(b.bin, "pilotfish-agent")
 	run := func(args ...string) func() error {
 		return func() error {
-			cmd, err := b.program(ctx, ns, "", agent, args...)
-			if err == nil {
-				b.redirectPeaks = append(b.redirectPeaks, cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss)
-			}
-			return err
+			return b.program(ctx, ns, "", agent, args...)
 		}
 	}
 	return errors.Join(took("apply: the command", run(dualStackFlags...)), took("clean: the command", run("iptables", "clean")),

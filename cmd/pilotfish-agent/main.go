@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
+	_ "github.com/pilotfish-mesh/pilotfish/cmd/pilotfish-agent/early" // before what the agent links
 )
 
 func main() { os.Exit(agent.Main()) }

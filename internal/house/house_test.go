@@ -45,7 +45,7 @@ type rule struct {
 var rules = []rule{
 	{
 		promise:   "the agent, the CNI plugin and its node agent link no control plane, no mesh and no Kubernetes client",
-		of:        []string{"cmd/pilotfish-agent", "cmd/pilotfish-cni", "cmd/pilotfish-cni-install", "cmd/pilotfish-cni-tombstone", "agent", "cni"},
+		of:        []string{"cmd/pilotfish-agent", "cmd/pilotfish-iptables", "cmd/pilotfish-cni", "cmd/pilotfish-cni-install", "cmd/pilotfish-cni-tombstone", "agent", "cni"},
 		forbidden: []string{"controlplane", "mesh", "k8s.io"},
 	},
 	{

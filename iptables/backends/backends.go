@@ -108,6 +108,14 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 }
 
 func (b *Backend) applyNFTables(ctx context.Context, rules *iptables.RuleSet) error {
+	there, err := b.hasIPTables(ctx)
+	if err != nil {
+		return err
+	}
+	if !there {
+		b.used = b.nft
+		return b.nft.Apply(ctx, rules)
+	}
 	before, err := b.nft.Read(ctx)
 	if err != nil {
 		return err
@@ -195,6 +203,10 @@ func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in
 
 // Clean takes away what either back end has of ours, and routing.
 func (b *Backend) Clean(ctx context.Context) error {
+	there, err := b.hasIPTables(ctx) // before: the kernel answers late after something was taken away
+	if err != nil {
+		return err
+	}
 	var errs []error
 	if err := b.nft.Clean(ctx); errors.Is(err, nft.ErrUnsupported) {
 		_, err := b.routes.Prune(nil, 0)
@@ -202,7 +214,10 @@ func (b *Backend) Clean(ctx context.Context) error {
 	} else {
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, b.cleanIPTables(ctx, false))...)
+	if there {
+		errs = append(errs, b.cleanIPTables(ctx, false))
+	}
+	return errors.Join(errs...)
 }
 
 // iptables looks for the programs.
@@ -222,12 +237,8 @@ func (b *Backend) hasIPTables(ctx context.Context) (bool, error) {
 	return hasLegacyTables(b.cfg.NetNS)
 }
 
-// cleanIPTables runs programs only where there is something to clean.
+// cleanIPTables takes away what iptables has of ours.
 func (b *Backend) cleanIPTables(ctx context.Context, rulesOnly bool) error {
-	there, err := b.hasIPTables(ctx)
-	if err != nil || !there {
-		return err
-	}
 	x, err := b.iptables(ctx, "", rulesOnly)
 	if err != nil {
 		return err

@@ -49,7 +49,8 @@ func Forget(netns int, stale Stale) error {
 	if err != nil {
 		return fmt.Errorf("open a netlink socket to connection tracking: %w", err)
 	}
-	defer c.Close()
+	// The kernel holds who closes such a socket until rules that were taken away before are gone for every processor.
+	defer func() { go func() { _ = c.Close() }() }()
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}

@@ -111,6 +111,7 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 		if err != nil || len(next.messages) == 0 {
 			return err
 		}
+		c.removed = c.removed || old.exists
 		if err := c.commit(old.generation, next.messages); !errors.Is(err, unix.ERESTART) {
 			return err
 		}

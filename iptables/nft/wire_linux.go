@@ -46,6 +46,7 @@ type conn struct {
 		Read(func(fd uintptr) bool) error
 	}
 	sequence uint32
+	removed  bool // something was, by a batch
 }
 
 func dial(ctx context.Context, netns int) (*conn, error) {
@@ -69,7 +70,15 @@ func dial(ctx context.Context, netns int) (*conn, error) {
 	return &conn{nl: nl, raw: raw, sequence: 1}, nil
 }
 
-func (c *conn) close() { _ = c.nl.Close() }
+// close ends the connection. After something was taken away the kernel holds the last one that closes its socket until
+// no processor can see it any more, which takes 10 ms and more; nobody has to wait for that.
+func (c *conn) close() {
+	if c.removed {
+		go func() { _ = c.nl.Close() }()
+		return
+	}
+	_ = c.nl.Close()
+}
 
 // header is struct nfgenmsg.
 func header(family uint8, resource uint16) []byte {
