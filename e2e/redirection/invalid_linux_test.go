@@ -1,0 +1,111 @@
+package redirection
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+const (
+	tcpFIN, tcpRST = 1, 4
+	closedPort     = 7777
+)
+
+// A packet that belongs to no connection makes the kernel reset it, and with it perhaps a connection that does exist.
+func TestInvalidPacketsAreAnsweredOnlyWhereTheyAreNotDropped(t *testing.T) {
+	for name, backend := range backends {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			b := backend(t, w.pod)
+			for i, drop := range []string{"false", "true"} {
+				for j, mode := range []string{"REDIRECT", "TPROXY"} {
+					rules, err := iptables.Compile(parse(t, flags(star, dual, []string{"drop-invalid=" + drop, "istio-inbound-interception-mode=" + mode})))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := b.Apply(t.Context(), rules); err != nil {
+						t.Fatal(err)
+					}
+					if mode == "TPROXY" && drop == "false" {
+						continue // what comes in is the proxy's then, whose socket lets it be
+					}
+					for family := range 2 {
+						if reset := w.strayFIN(t, family, uint16(30000+4*i+2*j+family)); reset == (drop == "true") {
+							t.Errorf("%s, drop-invalid=%s, IPv%d: reset: %v", mode, drop, 4+2*family, reset)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// strayFIN sends the pod the end of a connection that there never was, and tells whether that is reset.
+func (w *world) strayFIN(t *testing.T, family int, port uint16) (reset bool) {
+	t.Helper()
+	err := w.peer.Within(func() error {
+		domain := []int{unix.AF_INET, unix.AF_INET6}[family]
+		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		from, to := address("outside", family), address("own", family)
+		if err := unix.Sendto(fd, segment(from, to, port, closedPort, tcpFIN), 0, sockaddr(netip.AddrPortFrom(to, 0))); err != nil {
+			return err
+		}
+		deadline := time.Now().Add(300 * time.Millisecond)
+		buffer := make([]byte, 1500)
+		for {
+			if err := wait(fd, unix.POLLIN, deadline); errors.Is(err, errSilence) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			n, _, err := unix.Recvfrom(fd, buffer, 0)
+			if err != nil {
+				return err
+			}
+			got := buffer[:n]
+			if family == 0 {
+				got = got[4*(got[0]&15):] // IPv4 comes with its header
+			}
+			if binary.BigEndian.Uint16(got) == closedPort && binary.BigEndian.Uint16(got[2:]) == port && got[13]&tcpRST != 0 {
+				reset = true
+				return nil
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reset
+}
+
+// segment is a TCP header alone.
+func segment(from, to netip.Addr, sport, dport uint16, flags byte) []byte {
+	h := make([]byte, 20)
+	binary.BigEndian.PutUint16(h, sport)
+	binary.BigEndian.PutUint16(h[2:], dport)
+	binary.BigEndian.PutUint32(h[4:], 1)
+	h[12], h[13] = 5<<4, flags
+	binary.BigEndian.PutUint16(h[14:], 1024)
+	sum := uint32(unix.IPPROTO_TCP + len(h))
+	for _, part := range [][]byte{from.AsSlice(), to.AsSlice(), h} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(h[16:], ^uint16(sum))
+	return h
+}
