@@ -16,7 +16,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -78,21 +77,17 @@ func (b *bench) cni(ctx context.Context) error {
 type cniRun struct {
 	took      time.Duration
 	processor time.Duration // of the plugin's own, which tells more than the time on a machine with other work
-	memory    int64         // most of it resident, bytes
 }
 
 func tellTimes(name string, runs []cniRun) {
 	var took, processor []time.Duration
-	var memory []int64
 	for _, r := range runs {
-		took, processor, memory = append(took, r.took), append(processor, r.processor), append(memory, r.memory)
+		took, processor = append(took, r.took), append(processor, r.processor)
 	}
 	slices.Sort(took)
 	slices.Sort(processor)
-	slices.Sort(memory)
-	fmt.Printf("  %-30s p50 %6.1f ms, p99 %6.1f ms; processor p50 %4.1f ms; memory p50 %4.1f MB (%d)\n", name,
-		milliseconds(took[len(took)/2]), milliseconds(took[len(took)*99/100]), milliseconds(processor[len(processor)/2]),
-		float64(memory[len(memory)/2])/1e6, len(runs))
+	fmt.Printf("  %-30s p50 %6.1f ms, p99 %6.1f ms; processor p50 %4.1f ms (%d)\n", name,
+		milliseconds(took[len(took)/2]), milliseconds(took[len(took)*99/100]), milliseconds(processor[len(processor)/2]), len(runs))
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -150,11 +145,7 @@ func (b *bench) callCNI(ctx context.Context, ns netns.NsHandle, command, pod str
 	if err := cmd.Run(); err != nil {
 		return cniRun{}, fmt.Errorf("%w: %s", err, out.String())
 	}
-	r := cniRun{took: time.Since(begin), processor: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
-	if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
-		r.memory = usage.Maxrss * 1024
-	}
-	return r, nil
+	return cniRun{took: time.Since(begin), processor: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}, nil
 }
 
 // serveAgent is a node agent that knows a pod of the mesh, web, and one that is not, plain.
