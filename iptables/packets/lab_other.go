@@ -44,5 +44,11 @@ func OpenSockets(Config, []uint16) (*Sockets, error) {
 	return nil, errors.New("packets can be tested on Linux only")
 }
 
-// CanSendAs tells whether this process may send packets as another user and group.
-func CanSendAs(_, _ uint32) bool { return false }
+// Sender is who packets can be sent as.
+type Sender struct {
+	UID, GID uint32
+	Anybody  bool
+}
+
+// SenderIn tells who this process can send packets as in a network namespace.
+func SenderIn(int) Sender { return Sender{} }

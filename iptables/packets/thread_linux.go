@@ -58,8 +58,12 @@ func namespaceOf(fd int) (*os.File, error) {
 	return os.Open("/proc/thread-self/ns/net")
 }
 
-// as runs f with another user and group as the owner of the sockets that it makes. It is called on a thread of its own.
+// as runs f with another user and group as the owner of the sockets that it makes. It is called on a thread of its own, in
+// the network namespace.
 func as(uid, gid uint32, f func() error) error {
+	if uid == nobody && gid == nobody && ofOthersHere() {
+		return f()
+	}
 	ownUID, ownGID := os.Geteuid(), os.Getegid()
 	defer func() {
 		_, _ = unix.SetfsuidRetUid(ownUID)
@@ -77,7 +81,51 @@ func as(uid, gid uint32, f func() error) error {
 	return f()
 }
 
-// CanSendAs tells whether this process may send packets as another user and group.
-func CanSendAs(uid, gid uint32) bool {
-	return onThread(func() error { return as(uid, gid, func() error { return nil }) }) == nil
+// Sender is who packets can be sent as.
+type Sender struct {
+	UID, GID uint32 // as rules in the namespace see them
+	// Anybody says that packets can be sent as every other user and group too.
+	Anybody bool
+}
+
+// nobody is what the kernel calls users who have no number in a user namespace.
+const nobody = 65534
+
+// SenderIn tells who this process can send packets as in a network namespace. In one that belongs to another user
+// namespace, as a pod's with users of its own, ids are other ids there, and which is not known: what is sent is of nobody.
+func SenderIn(netns int) Sender {
+	ns, err := namespaceOf(netns)
+	if err == nil {
+		defer func() { _ = ns.Close() }()
+		if ofOthers(int(ns.Fd())) {
+			return Sender{UID: nobody, GID: nobody}
+		}
+	}
+	own := Sender{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	const stranger = 1<<31 - 3
+	own.Anybody = onThread(func() error { return as(stranger, stranger, func() error { return nil }) }) == nil
+	return own
+}
+
+// ofOthers tells whether a network namespace belongs to another user namespace than this process.
+func ofOthers(ns int) bool {
+	owner, err := unix.IoctlRetInt(ns, unix.NS_GET_USERNS)
+	if err != nil {
+		return false // one around ours, which has our ids in the end; or a kernel that does not tell
+	}
+	defer func() { _ = unix.Close(owner) }()
+	var theirs, ours unix.Stat_t
+	if unix.Fstat(owner, &theirs) != nil || unix.Stat("/proc/self/ns/user", &ours) != nil {
+		return false
+	}
+	return theirs.Ino != ours.Ino
+}
+
+func ofOthersHere() bool {
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return false
+	}
+	defer func() { _ = here.Close() }()
+	return ofOthers(int(here.Fd()))
 }

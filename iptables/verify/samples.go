@@ -3,7 +3,6 @@ package verify
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
@@ -63,11 +62,11 @@ func (s *sampler) sends(p *iptables.Packet) bool {
 // maxSamples bounds the packets of one run.
 const maxSamples = 300
 
-func newSampler(rules *iptables.RuleSet, at place) *sampler {
+func newSampler(rules *iptables.RuleSet, at place, by packets.Sender) *sampler {
 	s := &sampler{place: at, rules: rules}
 	s.port, s.user, s.group = s.unnamed()
-	if !packets.CanSendAs(s.user, s.group) {
-		s.alone, s.user, s.group = true, uint32(os.Geteuid()), uint32(os.Getegid())
+	if !by.Anybody {
+		s.alone, s.user, s.group = true, by.UID, by.GID
 	}
 	return s
 }
@@ -392,5 +391,5 @@ func (s *sampler) unseen() (all []string) {
 		return append(all, fmt.Sprintf("outbound traffic of applications: the rules treat the user %d and the group %d of this process otherwise; "+
 			"run it as an application's user, or with CAP_NET_ADMIN, CAP_NET_RAW, CAP_SETUID and CAP_SETGID", s.user, s.group))
 	}
-	return append(all, "traffic of other users than this process's: only who has CAP_SETUID and CAP_SETGID can send it")
+	return append(all, "traffic of other users than this process's: only who has CAP_SETUID and CAP_SETGID, and the same user namespace, can send it")
 }

@@ -55,7 +55,7 @@ func (r *Report) proveBySockets(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return errors.Join(err, sockets.Close())
 	}
-	s := newSampler(cfg.Want, at)
+	s := newSampler(cfg.Want, at, packets.SenderIn(cfg.NetNS))
 	s.indoors = true
 	all, _ := s.samples()
 	proofs, err := send(ctx, cfg.Want, sockets, all)

@@ -1,10 +1,12 @@
 package verify
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 )
 
 // validating names the options of a validator that this test's binary is to be.
@@ -140,5 +143,50 @@ func TestValidatorProvesCaptureWithWhatItIsAllowed(t *testing.T) {
 			}
 			t.Log(said)
 		})
+	}
+}
+
+// A pod with users of its own has the ids of rules there; what others send to test it is of none of them.
+func TestPodWithUsersOfItsOwnIsNotSaidToBeWrong(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make user namespaces for others")
+	}
+	pod := exec.Command("unshare", "--net", "sh", "-c", "ip link set lo up; echo ready; exec sleep 60")
+	pod.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, Pdeathsig: syscall.SIGKILL,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}},
+		Credential:  &syscall.Credential{}}
+	runtime.LockOSThread() // the pod ends with the thread
+	defer runtime.UnlockOSThread()
+	out, err := pod.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pod.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = pod.Process.Kill(); _ = pod.Wait() }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	file, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pod.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	rules := compile(t, nil)
+	b, err := nft.New(nft.Config{NetNS: int(file.Fd())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Apply(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(file.Fd())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.OK() || r.Proven() < 20 || !strings.Contains(r.String(), "unproven   traffic of other users") {
+		t.Errorf("%s", r.Long())
 	}
 }

@@ -108,7 +108,7 @@ func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
 		return err
 	}
 	r.Notes = append(r.Notes, passing(cfg.Want, at)...)
-	s := newSampler(cfg.Want, at)
+	s := newSampler(cfg.Want, at, packets.SenderIn(cfg.NetNS))
 	all, left := s.samples()
 	if left > 0 {
 		r.Unproven = append(r.Unproven, fmt.Sprintf("%d rules are more than are tested with packets", left))

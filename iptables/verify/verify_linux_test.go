@@ -114,7 +114,7 @@ func beyondZones(id string) bool {
 }
 
 func TestEachRuleThatIsMissingIsFoundWithItsConsequence(t *testing.T) {
-	for _, name := range []string{"all", "transparent", "lists", "dns", "dns of resolvers", "groups", "no ipv6"} {
+	for _, name := range []string{"all", "transparent", "lists", "dns", "groups", "no ipv6"} {
 		rules := compile(t, choices()[name])
 		for _, c := range rules.Chains {
 			for i := range c.Rules {
