@@ -47,8 +47,10 @@ func (n *node) oldOrNew(t *testing.T, before, after []string) {
 }
 
 func TestFaultAtAnyStepOfTheInstallIsUndone(t *testing.T) {
+	t.Parallel()
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
 			for at := 1; ; at++ {
 				n := newNode(t, w.file, w.content)
 				before := n.files()
@@ -88,8 +90,10 @@ func withoutStaging(files string) string {
 }
 
 func TestKilledAtAnyStepOfTheInstallLeavesTheOldOrTheNew(t *testing.T) {
+	t.Parallel()
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
 			for at := 1; ; at++ {
 				n := newNode(t, w.file, w.content)
 				before := n.files()
@@ -116,8 +120,10 @@ func TestKilledAtAnyStepOfTheInstallLeavesTheOldOrTheNew(t *testing.T) {
 }
 
 func TestKilledAtAnyStepOfTheUninstallLeavesNoPodWithAMissingPlugin(t *testing.T) {
+	t.Parallel()
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
 			for at := 1; ; at++ {
 				n := newNode(t, w.file, w.content)
 				before := n.files()
@@ -140,8 +146,10 @@ func TestKilledAtAnyStepOfTheUninstallLeavesNoPodWithAMissingPlugin(t *testing.T
 }
 
 func TestKilledAtAnyStepOfAnUpgradeLeavesNewPodsProtected(t *testing.T) {
+	t.Parallel()
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
 			for at := 1; ; at++ {
 				n := newNode(t, w.file, w.content)
 				n.install(func(c *Config) { c.Mode = w.mode })
@@ -166,6 +174,7 @@ func TestKilledAtAnyStepOfAnUpgradeLeavesNewPodsProtected(t *testing.T) {
 }
 
 func TestFaultAtAnyStepOfAnUpgradeBringsBackTheVersionBefore(t *testing.T) {
+	t.Parallel()
 	for at := 1; ; at++ {
 		n := newNode(t, "10-podnet.conflist", bridgeList)
 		n.install()
