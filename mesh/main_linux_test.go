@@ -47,6 +47,7 @@ var roles = map[string]func(args []string){
 	"say":        playSay,
 	"up":         playUp,
 	"exec":       playExec,
+	"dial":       playDial,
 }
 
 func fail(err error) {
