@@ -21,10 +21,16 @@ import (
 // CanCapture says why this process cannot run a captured mesh; nil when it can.
 func CanCapture() error {
 	n, err := netns.New()
-	if err != nil {
-		return fmt.Errorf("%w: it takes root, with CAP_SYS_ADMIN and CAP_NET_ADMIN", err)
+	if err == nil {
+		err = n.Close()
 	}
-	return n.Close()
+	if err == nil { // what every process of such a mesh is started with
+		netns.OnThread(func() { err = netns.Surroundings{Hide: []string{"/run/nscd"}, Group: proxyGroup}.Enter() })
+	}
+	if err != nil {
+		return fmt.Errorf("%w: it takes root, with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_SETGID and CAP_SETPCAP", err)
+	}
+	return nil
 }
 
 // Claim makes the bridge, and the way out of the mesh's network and into it.
