@@ -203,7 +203,7 @@ func (w *world) sharePorts(t *testing.T, o options) {
 	}
 	port := uint16(20000)
 	for family := range 2 {
-		for _, pair := range [][2]string{{"app", "proxy"}, {"proxy", "app"}, {"group", "gid"}, {"gid", "group"}} {
+		for _, pair := range [][2]string{{"app", "proxy"}, {"proxy", "app"}, {"group", "gid"}, {"gid", "group"}, {"app", "uid"}, {"uid", "app"}} {
 			port++
 			for _, name := range pair {
 				c := ask[name+" udp resolver:53"]

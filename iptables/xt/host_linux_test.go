@@ -11,7 +11,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
+// ownRun is set in the process that has a /run of its own.
+const ownRun = "PILOTFISH_TEST_OWN_RUN"
+
 func TestWhoHoldsTheHostsLockIsNotWaitedFor(t *testing.T) {
+	if os.Getenv(ownRun) == "" { // the machine's own lock is needed by others
+		again := exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs tmpfs /run && exec "$0" -test.v -test.run "^$1\$"`, os.Args[0], t.Name())
+		again.Env = append(os.Environ(), ownRun+"=yes")
+		if out, err := again.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Errorf("%v:\n%s", err, out)
+		}
+		return
+	}
 	const lock = "/run/xtables.lock"
 	f, err := os.OpenFile(lock, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {

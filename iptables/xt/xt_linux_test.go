@@ -103,15 +103,15 @@ func withoutEmpty(all string) string {
 
 const foreign = `
 for f in nft legacy; do
-	iptables-$f -t nat -N THEIRS
-	iptables-$f -t nat -A THEIRS -p tcp --dport 81 -j RETURN
-	iptables-$f -t nat -A OUTPUT -m comment --comment "-j ISTIO_OUTPUT" -j THEIRS
-	iptables-$f -t nat -A PREROUTING -p tcp --dport 82 -j RETURN
-	ip6tables-$f -t mangle -A OUTPUT -p udp -j ACCEPT
+	iptables-$f -w -t nat -N THEIRS
+	iptables-$f -w -t nat -A THEIRS -p tcp --dport 81 -j RETURN
+	iptables-$f -w -t nat -A OUTPUT -m comment --comment "-j ISTIO_OUTPUT" -j THEIRS
+	iptables-$f -w -t nat -A PREROUTING -p tcp --dport 82 -j RETURN
+	ip6tables-$f -w -t mangle -A OUTPUT -p udp -j ACCEPT
 done`
 
 func TestCleaningLeavesJustWhatWasThere(t *testing.T) {
-	for name, script := range map[string]string{"nothing": "true", "foreign rules": foreign, "an empty table": "iptables-nft -t raw -A OUTPUT -j ACCEPT; iptables-nft -t raw -F"} {
+	for name, script := range map[string]string{"nothing": "true", "foreign rules": foreign, "an empty table": "iptables-nft -w -t raw -A OUTPUT -j ACCEPT; iptables-nft -w -t raw -F"} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 				shell(t, ns, script)
@@ -214,7 +214,7 @@ func TestANamespaceKeepsItsFlavour(t *testing.T) {
 		ns := testns.New(t)
 		apply(t, backend(t, ns, flavour), small(15001))
 		// A look of the other flavour makes its empty table.
-		shell(t, ns, "iptables-nft -t nat -S; iptables-legacy -t nat -S")
+		shell(t, ns, "iptables-nft -w -t nat -S; iptables-legacy -w -t nat -S")
 		open := backend(t, ns, "")
 		apply(t, open, small(15002))
 		if name := open.Name(); name != "iptables-"+string(flavour) {
@@ -248,12 +248,12 @@ func TestDamageIsSeen(t *testing.T) {
 	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		apply(t, b, small(15001))
 		program := "iptables-" + string(b.cfg.Flavour)
-		shell(t, ns, program+" -t nat -I OUTPUT 1 -p tcp -j ACCEPT; "+program+" -t nat -A PILOTFISH_OUTPUT -p icmp -j ACCEPT")
+		shell(t, ns, program+" -w -t nat -I OUTPUT 1 -p tcp -j ACCEPT; "+program+" -w -t nat -A PILOTFISH_OUTPUT -p icmp -j ACCEPT")
 		in, err := b.Read(t.Context())
 		if err != nil || len(in.Strange) != 2 {
 			t.Fatalf("strange: %q, %v", in.Strange, err)
 		}
-		shell(t, ns, program+" -t nat -F OUTPUT")
+		shell(t, ns, program+" -w -t nat -F OUTPUT")
 		in, err = b.Read(t.Context())
 		if err != nil || in.Rules == nil || in.Rules.Chains[0].Hook != "" {
 			t.Errorf("a chain that nothing calls is read as %+v, %v", in.Rules, err)
