@@ -73,3 +73,15 @@ func TestCleaningLeavesWhatWasThereBefore(t *testing.T) {
 		})
 	}
 }
+
+func nftCommand(t testing.TB, ns *testns.Namespace, command string) {
+	t.Helper()
+	var out []byte
+	err := ns.Within(func() (err error) {
+		out, err = exec.Command("nft", command).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("nft %s: %v: %s", command, err, out)
+	}
+}

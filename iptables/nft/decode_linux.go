@@ -47,11 +47,14 @@ func (k kernelChain) describe() string {
 	return fmt.Sprintf("of type %s at hook %d, priority %d, policy %s", k.base.kind, k.base.hook, k.base.priority, policy)
 }
 
+// guards says whether the chain is one that begins with the rule that tells the families.
+func (k kernelChain) guards() bool { return k.base != nil && modelChain(k.name).Hook != "" }
+
 // familiesOf looks for the rule that every base chain begins with, if the rule set is for one family.
 func familiesOf(s *state) iptables.Families {
 	found := iptables.Families(0)
 	for _, k := range s.chains {
-		if k.base == nil {
+		if !k.guards() {
 			continue
 		}
 		f := iptables.BothFamilies
@@ -74,9 +77,8 @@ func guarded(r kernelRule) iptables.Families {
 	if r.comment == familiesID && len(r.exprs) == 3 {
 		var load expr.Meta
 		var cmp expr.Cmp
-		var then expr.Verdict
-		if r.exprs[0].into("meta", &load) && r.exprs[1].into("cmp", &cmp) && r.exprs[2].into("immediate", &then) &&
-			load.Key == expr.MetaKeyNFPROTO && cmp.Op == expr.CmpOpNeq && len(cmp.Data) == 1 && then.Kind == expr.VerdictAccept {
+		then, ok := verdictOf(r.exprs[2])
+		if ok && r.exprs[0].into("meta", &load) && r.exprs[1].into("cmp", &cmp) && load.Key == expr.MetaKeyNFPROTO && cmp.Op == expr.CmpOpNeq && len(cmp.Data) == 1 && then.Kind == expr.VerdictAccept {
 			return familyOfNumber(cmp.Data[0])
 		}
 	}
@@ -96,7 +98,7 @@ func familyOfNumber(n byte) iptables.Families {
 // decodeChain reads a chain's rules, without the one that the families are told by.
 func decodeChain(s *state, k kernelChain, families iptables.Families) (rules []iptables.Rule, strange []string) {
 	list := k.rules
-	if k.base != nil && families != iptables.BothFamilies {
+	if k.guards() && families != iptables.BothFamilies {
 		list = list[1:]
 	}
 	for i := 0; i < len(list); i++ {
@@ -237,9 +239,19 @@ func (d *decoder) immediate(e kernelExpr) error {
 	return nil
 }
 
+// verdictOf reads a verdict here, as the library trusts its length.
+func verdictOf(e kernelExpr) (v expr.Verdict, ok bool) {
+	if e.name != "immediate" {
+		return v, false
+	}
+	a := parse(parse(parse(e.data).get(unix.NFTA_IMMEDIATE_DATA)).get(unix.NFTA_DATA_VERDICT))
+	code, ok := a.number(unix.NFTA_VERDICT_CODE)
+	return expr.Verdict{Kind: expr.VerdictKind(int32(code)), Chain: a.text(unix.NFTA_VERDICT_CHAIN)}, ok
+}
+
 func (d *decoder) decide(e kernelExpr) error {
-	v := &expr.Verdict{}
-	if !e.into("immediate", v) {
+	v, ok := verdictOf(e)
+	if !ok {
 		return errWords
 	}
 	if d.verdict.Action == iptables.TransparentProxy && v.Kind == expr.VerdictAccept {

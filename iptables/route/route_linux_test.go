@@ -1,0 +1,129 @@
+package route
+
+import (
+	"errors"
+	"net/netip"
+	"os/exec"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+var wanted = &iptables.Routing{Mark: 1337, Table: 133, Priority: 1337, LoopbackAddresses: []netip.Prefix{netip.MustParsePrefix("::6/128")}}
+
+func show(t testing.TB, ns *testns.Namespace) string {
+	t.Helper()
+	var out []byte
+	err := ns.Within(func() (err error) {
+		out, err = exec.Command("sh", "-c", "ip rule; ip -6 rule; (ip route show table all; ip -6 route show table all) | grep -v 'proto kernel'; ip addr").CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+func run1(t testing.TB, ns *testns.Namespace, script string) {
+	t.Helper()
+	err := ns.Within(func() error { return exec.Command("sh", "-ec", script).Run() })
+	if err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+}
+
+func TestAddingTwiceAddsOnceAndUndoingLeavesNothing(t *testing.T) {
+	ns := testns.New(t)
+	before := show(t, ns)
+	r := New(Config{NetNS: int(ns.Handle)})
+	undo, err := r.Add(wanted, iptables.BothFamilies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	once := show(t, ns)
+	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
+		t.Fatal(err)
+	}
+	if twice := show(t, ns); twice != once || strings.Count(twice, "lookup 133") != 2 {
+		t.Errorf("once:\n%s\ntwice:\n%s", once, twice)
+	}
+	got, strange, err := r.Read(iptables.BothFamilies)
+	if err != nil || len(strange) > 0 || !reflect.DeepEqual(got, wanted) {
+		t.Errorf("read %+v %v %v", got, strange, err)
+	}
+	if err := undo(); err != nil {
+		t.Fatal(err)
+	}
+	if after := show(t, ns); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+func TestWhatWasThereBeforeIsUsedAndStays(t *testing.T) {
+	ns := testns.New(t)
+	run1(t, ns, `ip rule add fwmark 1337 lookup 133 priority 1337; ip route add local default dev lo table 133; ip -6 addr add ::6/128 dev lo nodad`)
+	before := show(t, ns)
+	r := New(Config{NetNS: int(ns.Handle)})
+	if _, err := r.Add(wanted, iptables.IPv4|iptables.IPv6); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Prune(nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if after := show(t, ns); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+func TestAForeignRouteInTheTableIsAnErrorWithItsRemedy(t *testing.T) {
+	ns := testns.New(t)
+	run1(t, ns, `ip route add default dev lo table 133`)
+	before := show(t, ns)
+	_, err := New(Config{NetNS: int(ns.Handle)}).Add(wanted, iptables.IPv4)
+	if err == nil || !strings.Contains(err.Error(), "--istio-inbound-tproxy-route-table") {
+		t.Errorf("error: %v", err)
+	}
+	if after := show(t, ns); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+func TestAFailureOnTheWayIsUndone(t *testing.T) {
+	ns := testns.New(t)
+	before := show(t, ns)
+	injected := errors.New("injected")
+	for n := 1; n <= 5; n++ {
+		steps := 0
+		r := New(Config{NetNS: int(ns.Handle), Inject: func(string) error {
+			if steps++; steps == n {
+				return injected
+			}
+			return nil
+		}})
+		if _, err := r.Add(wanted, iptables.BothFamilies); !errors.Is(err, injected) {
+			t.Fatalf("step %d of %d: %v", n, steps, err)
+		}
+		if after := show(t, ns); after != before {
+			t.Fatalf("after step %d, before:\n%s\nafter:\n%s", n, before, after)
+		}
+	}
+}
+
+func TestHalfOfTheRoutingIsToldOf(t *testing.T) {
+	ns := testns.New(t)
+	r := New(Config{NetNS: int(ns.Handle)})
+	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
+		t.Fatal(err)
+	}
+	run1(t, ns, `ip -6 rule del priority 1337`)
+	if got, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) == 0 || got != nil && got.Mark != 0 {
+		t.Errorf("read %+v %v %v", got, strange, err)
+	}
+	run1(t, ns, `ip route del local default table 133`)
+	if _, strange, err := r.Read(iptables.IPv4); err != nil || len(strange) != 1 || !strings.Contains(strange[0], "no local default route") {
+		t.Errorf("strange: %v %v", strange, err)
+	}
+}
