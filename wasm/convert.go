@@ -170,7 +170,7 @@ func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, agai
 		m.converted(resultFetch)
 		return nil, nil, fmt.Errorf("filter %s: %w", f.resource.GetName(), err)
 	}
-	file, err := m.File(ctx, module)
+	file, stale, err := m.file(ctx, module)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, nil, err
@@ -194,8 +194,11 @@ func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, agai
 	}
 	f.resource.TypedConfig = &anypb.Any{TypeUrl: f.typeURL, Value: value}
 	m.converted(resultSuccess)
+	if stale != nil && !errors.Is(stale, errBlocked) {
+		again = func(ctx context.Context) error { return m.await(ctx, module) }
+	}
 	resource, err = proto.Marshal(f.resource)
-	return resource, nil, err
+	return resource, again, err
 }
 
 // module says which module is wanted, and takes out of the module's environment what is for the agent.

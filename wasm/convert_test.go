@@ -251,3 +251,34 @@ func TestWaitingForAModuleEnds(t *testing.T) {
 		t.Errorf("%v: the wait did not end", err)
 	}
 }
+
+// What is to be asked for each time, and cannot be, is the module from before at first, and the new one when it can be had.
+func TestAModuleThatCannotBeFetchedAnewIsAskedForAgain(t *testing.T) {
+	o := serve(t, gives(tiny))
+	m := running(t, func(c *Config) { c.Again = time.Millisecond; c.Retries = -1 })
+	convert := func(version string) (resource string, again func(context.Context) error) {
+		t.Helper()
+		hints := map[string]string{hintPolicy: "Always", hintVersion: version}
+		all := [][]byte{extension(t, "named", packed(t, &httpwasmv3.Wasm{Config: plugin(o.URL+"/m.wasm", "", hints)}))}
+		waits, err := m.Rewrite(context.Background(), all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(all[0]), waits[0]
+	}
+	if resource, again := convert("1"); again != nil || !strings.Contains(resource, sumOf(tiny)) {
+		t.Fatalf("%q is not the first module", resource)
+	}
+	o.now(fails(http.StatusNotFound))
+	resource, again := convert("2")
+	if again == nil || !strings.Contains(resource, sumOf(tiny)) {
+		t.Fatalf("%q is not the module from before, to be asked for again", resource)
+	}
+	o.now(gives(other))
+	if err := again(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if resource, again := convert("2"); again != nil || !strings.Contains(resource, sumOf(other)) {
+		t.Errorf("%q is not the new module", resource)
+	}
+}

@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -125,6 +126,12 @@ func (m *Modules) Run(ctx context.Context) error {
 // File is the absolute path of a module in a file, fetched if need be. When the source fails, a module that it gave before
 // is good enough, unless another checksum was asked for.
 func (m *Modules) File(ctx context.Context, module Module) (string, error) {
+	path, _, err := m.file(ctx, module)
+	return path, err
+}
+
+// file is File, and says why the module is one from before, if it is.
+func (m *Modules) file(ctx context.Context, module Module) (path string, stale, err error) {
 	m.once.Do(func() { close(m.used) })
 	module.SHA256 = strings.ToLower(module.SHA256)
 	known := m.store.find(module.place(), module.SHA256)
@@ -136,17 +143,21 @@ func (m *Modules) File(ctx context.Context, module Module) (string, error) {
 		case err == nil:
 			known = e
 		case known == nil || errors.Is(err, errEnded) || ctx.Err() != nil:
-			return "", fmt.Errorf("fetching module %s: %w", module.shown(), err)
+			return "", nil, fmt.Errorf("fetching module %s: %w", module.shown(), err)
 		default:
+			stale = err
 			m.log.Warn("a module could not be fetched anew; the one that was fetched before goes on being used",
 				"url", module.shown(), "fetched", known.Fetched, "error", err)
 		}
 	}
 	m.store.use(module.Resource, known.path, false)
-	m.mu.Lock()
-	m.served[module.Resource] = module.Version
-	m.mu.Unlock()
-	return filepath.Abs(filepath.Join(m.config.Dir, known.path))
+	if stale == nil {
+		m.mu.Lock()
+		m.served[module.Resource] = module.Version
+		m.mu.Unlock()
+	}
+	path, err = filepath.Abs(filepath.Join(m.config.Dir, known.path))
+	return path, stale, err
 }
 
 // mostWait is how many times the first wait the longest wait is for a module that cannot be had.
@@ -165,8 +176,8 @@ func (m *Modules) await(ctx context.Context, module Module) error {
 		case <-m.life.Done():
 			return errEnded
 		}
-		_, err := m.File(ctx, module)
-		if err == nil {
+		_, stale, err := m.file(ctx, module)
+		if err = cmp.Or(err, stale); err == nil {
 			m.log.Info("a module can be had after all", "url", module.shown(), "filter", module.Resource)
 			return nil
 		}
