@@ -44,7 +44,7 @@ unbound: ## install Debian's unbound, a peer for tests, where that is possible
 	@scripts/unbound.sh
 
 .PHONY: iptables
-iptables: ## install Debian's iptables, a back end that tests compare with, where that is possible
+iptables: ## install Debian's iptables, nftables and iproute2, which tests of redirection use, where that is possible
 	@scripts/iptables.sh
 
 .PHONY: promtool

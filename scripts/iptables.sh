@@ -1,13 +1,24 @@
 #!/usr/bin/env bash
-# Installs Debian's iptables (both back ends, both families), with which tests compare redirection by nftables, unless it is
-# there already. Without it they are skipped. No rule is made here, nor anywhere but in the tests' own network namespaces.
+# Installs Debian's packages that tests of redirection look at the kernel with, unless they are there already: iptables (both
+# back ends, both families), with which redirection by nftables is compared, nftables (nft), iproute2 (ip, also for mount and
+# network namespaces of tests), and curl, the unmodified program. Where they cannot be installed, what needs iptables is
+# skipped. No rule is made here, nor anywhere but in the tests' own network namespaces.
 set -euo pipefail
 
-command -v iptables-restore >/dev/null && exit 0
+missing=()
+need() { # a program, and the package that has it
+	command -v "$1" >/dev/null || PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null || missing+=("$2")
+}
+need iptables-restore iptables
+need nft nftables
+need ip iproute2
+need unshare util-linux
+need curl curl
+[ "${#missing[@]}" -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-	echo "iptables.sh: iptables is not here, so redirection by it is not tested: install the package iptables" >&2
+	echo "iptables.sh: not here, so that redirection is not tested, or not wholly: install the packages ${missing[*]}" >&2
 	exit 0
 fi
-echo "iptables.sh: installing iptables" >&2
-install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iptables; }
+echo "iptables.sh: installing ${missing[*]}" >&2
+install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; }
 { install || { apt-get update -qq && install; }; } >&2

@@ -29,6 +29,10 @@ func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 	if err := checkChains(rules); err != nil {
 		return err
 	}
+	if old.flags != 0 { // a dormant one lets everything by: nothing escapes that did not
+		b.remove()
+		old = &state{}
+	}
 	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, "table "+Table, text(unix.NFTA_TABLE_NAME, Table))
 	stay := b.prune(rules, old)
 	for _, c := range rules.Chains {

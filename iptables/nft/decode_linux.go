@@ -29,6 +29,12 @@ func decode(s *state) *iptables.Installed {
 		out.Strange = append(out.Strange, strange...)
 		out.Rules.Chains = append(out.Rules.Chains, c)
 	}
+	switch {
+	case s.flags&unix.NFT_TABLE_F_DORMANT != 0:
+		out.Strange = append(out.Strange, "the table is dormant, so that none of its rules holds for any packet")
+	case s.flags != 0:
+		out.Strange = append(out.Strange, fmt.Sprintf("the table has flags (%#x), and should have none", s.flags))
+	}
 	for _, name := range s.named {
 		out.Strange = append(out.Strange, "set "+name)
 	}

@@ -14,6 +14,7 @@ import (
 type state struct {
 	generation uint32
 	exists     bool
+	flags      uint32 // of the table; ours has none
 	chains     []kernelChain
 	sets       map[string]kernelSet
 	named      []string // sets that are not anonymous: none is ours
@@ -77,7 +78,7 @@ func (c *conn) lookOnce(full bool) (*state, error) {
 		return nil, err
 	}
 	s := &state{generation: generation, sets: map[string]kernelSet{}}
-	if s.exists, err = c.tableExists(); err != nil || !s.exists {
+	if s.exists, s.flags, err = c.table(); err != nil || !s.exists {
 		return s, err
 	}
 	if err := c.readChains(s); err != nil {
@@ -97,15 +98,19 @@ func (c *conn) lookOnce(full bool) (*state, error) {
 	return s, nil
 }
 
-func (c *conn) tableExists() (bool, error) {
-	_, err := c.ask(message{kind: unix.NFT_MSG_GETTABLE, body: text(unix.NFTA_TABLE_NAME, Table)})
+// table looks for our table, and for flags that somebody gave it.
+func (c *conn) table() (exists bool, flags uint32, err error) {
+	replies, err := c.ask(message{kind: unix.NFT_MSG_GETTABLE, body: text(unix.NFTA_TABLE_NAME, Table)})
 	if errors.Is(err, unix.ENOENT) {
-		return false, nil
+		return false, 0, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for table %s: %w", Table, err)
+		return false, 0, fmt.Errorf("look for table %s: %w", Table, err)
 	}
-	return true, nil
+	for _, r := range replies {
+		flags, _ = r.attributes().number(unix.NFTA_TABLE_FLAGS)
+	}
+	return true, flags, nil
 }
 
 func (c *conn) readChains(s *state) error {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -125,10 +127,21 @@ func (w *wire) connect(ctx context.Context, from *testns.Namespace, to string) {
 	})
 }
 
-// replacements is how often rules are replaced under traffic, in all.
-const replacements = 1000
+// replacements is how often rules are replaced under traffic, in all: $PILOTFISH_TEST_REPLACEMENTS, or 400.
+func replacements(t *testing.T) int {
+	text := os.Getenv("PILOTFISH_TEST_REPLACEMENTS")
+	if text == "" {
+		return 400
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 2 {
+		t.Fatalf("PILOTFISH_TEST_REPLACEMENTS=%s: it is a number, and at least 2", text)
+	}
+	return n
+}
 
 func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
+	times := replacements(t)
 	for _, c := range [][2]string{{"dual stack", "dual stack, other"}, {"dual stack", "tproxy both"}} {
 		t.Run(strings.Join(c[:], " and "), func(t *testing.T) {
 			w := newWire(t)
@@ -146,13 +159,13 @@ func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
 				wg.Go(func() { w.connect(ctx, w.pod, net.JoinHostPort(family.beyond, "80")) })
 				wg.Go(func() { w.connect(ctx, w.beyond, net.JoinHostPort(family.pod, "8080")) })
 			}
-			for i := range replacements / 2 {
+			for i := range times / 2 {
 				mustApply(t, b, sets[(i+1)%2])
 			}
 			stop()
 			wg.Wait()
 			t.Logf("%d connections were captured", w.captured.Load())
-			if n := w.escaped.Load(); n > 0 || w.captured.Load() < replacements {
+			if n := w.escaped.Load(); n > 0 || w.captured.Load() < int64(times) {
 				t.Errorf("%d connections escaped, %d were captured", n, w.captured.Load())
 			}
 		})

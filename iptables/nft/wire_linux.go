@@ -113,7 +113,7 @@ func (c *conn) commit(generation uint32, batch []message) error {
 	}
 	last := c.sequence
 	out = append(out, c.encode(unix.NFNL_MSG_BATCH_END, message{}, header(unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)))
-	if _, err := c.nl.SendMessages(out); err != nil {
+	if err := c.send(out); err != nil {
 		return fmt.Errorf("send a batch of %d messages: %w", len(batch), err)
 	}
 	for {
@@ -133,6 +133,25 @@ func (c *conn) commit(generation uint32, batch []message) error {
 			}
 		}
 	}
+}
+
+// roomy is what a socket's send buffer holds as the kernel makes it, at the least.
+const roomy = 64 << 10
+
+// send sends all messages as one datagram, for which the socket's send buffer has to have room.
+func (c *conn) send(messages []netlink.Message) error {
+	size := 0
+	for _, m := range messages {
+		size += unix.NLMSG_HDRLEN + (len(m.Data)+3)&^3
+	}
+	if size > roomy {
+		_ = c.nl.SetWriteBuffer(2 * size) // if it may not, sending says so
+	}
+	_, err := c.nl.SendMessages(messages)
+	if errors.Is(err, unix.EMSGSIZE) {
+		err = fmt.Errorf("%w: the rules have %d KiB, more than this process may send at once (sysctl net.core.wmem_max); shorten the lists of the options, or join neighbours to ranges", err, size>>10)
+	}
+	return err
 }
 
 func described(what string, err error) error {

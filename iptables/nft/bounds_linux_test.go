@@ -1,0 +1,61 @@
+package nft
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Lists that options may have are more than a socket sends at once by default.
+func TestLongListsAreOneTransaction(t *testing.T) {
+	t.Parallel()
+	ns := testns.New(t)
+	b := backend(t, Config{NetNS: int(ns.Handle)})
+	rules := compile(t, func(o *iptables.Options) {
+		o.InboundPorts.All, o.OutboundCIDRs.All, o.DualStack, o.RedirectDNS, o.CaptureAllDNS = true, true, true, true, true
+		o.ProxyUIDs = nil
+		for i := range uint32(400) {
+			o.ProxyUIDs = append(o.ProxyUIDs, 10*i)
+			o.OutboundExcludePorts = append(o.OutboundExcludePorts, port(uint16(1000+7*i), uint16(1000+7*i)))
+		}
+	})
+	if err := b.Apply(context.Background(), rules); err != nil {
+		t.Fatal(err)
+	}
+	checkInForce(t, b, rules)
+	if err := b.Clean(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever makes the table dormant takes its rules out of force and leaves each where it was.
+func TestADormantTableIsToldAndWakes(t *testing.T) {
+	t.Parallel()
+	ns := testns.New(t)
+	b := backend(t, Config{NetNS: int(ns.Handle)})
+	rules := compile(t, choices()["all"])
+	if err := b.Apply(context.Background(), rules); err != nil {
+		t.Fatal(err)
+	}
+	err := ns.Within(func() error {
+		return exec.Command("nft", "add table inet pilotfish { flags dormant; }").Run()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := b.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(in.Strange, "\n"), "dormant") {
+		t.Errorf("nothing is said of a dormant table: %q", in.Strange)
+	}
+	if err := b.Apply(context.Background(), rules); err != nil {
+		t.Fatal(err)
+	}
+	checkInForce(t, b, rules)
+}
