@@ -185,7 +185,7 @@ func transaction(table iptables.Table, from, to own) string {
 	}
 	for _, c := range to.chains {
 		for _, r := range c.rules {
-			say("-A %s %s", c.name, r)
+			say("-A %s %s", c.name, brief(r))
 		}
 	}
 	for _, j := range to.jumps {

@@ -40,6 +40,43 @@ func TestWhatIsReadBackIsWhatWasApplied(t *testing.T) {
 	})
 }
 
+// It is one rule, also when it comes back after another set has failed.
+func TestAsManyGroupsAsAreAllowedCanBeCaptured(t *testing.T) {
+	o := iptables.DefaultOptions()
+	o.OutboundCIDRs.All, o.RedirectDNS, o.CaptureAllDNS, o.DualStack = true, true, true, true
+	o.OwnerGroups = iptables.Groups{}
+	for gid := range uint32(64) {
+		o.OwnerGroups.Listed = append(o.OwnerGroups.Listed, 4294900000+2*gid)
+	}
+	want, err := iptables.Compile(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		apply(t, b, want)
+		got, err := b.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := iptables.Canonical(want); !reflect.DeepEqual(got.Rules, want) {
+			t.Errorf("read\n%s\nwant\n%s", text(t, got.Rules), text(t, want))
+		}
+		once := everything(t, ns)
+		b.cfg.Inject = func(step string) error {
+			if strings.HasPrefix(step, "table nat of ip6") {
+				return errors.New("no")
+			}
+			return nil
+		}
+		if err := b.Apply(t.Context(), wordy()); err == nil {
+			t.Fatal("nothing failed")
+		}
+		if after := everything(t, ns); withoutEmpty(after) != withoutEmpty(once) {
+			t.Errorf("before:\n%s\nafter:\n%s", once, after)
+		}
+	})
+}
+
 // small is a rule set of nat alone.
 func small(port uint16) *iptables.RuleSet {
 	return &iptables.RuleSet{Families: iptables.IPv4, Chains: []iptables.Chain{
