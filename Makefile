@@ -61,7 +61,7 @@ demo: build ## bring up the book shop: a whole mesh on this machine; Ctrl-C ends
 	@bin/pilotfish demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: lint build envoy istiod unbound iptables promtool ## everything that has to hold: format, vet, lint, unit and end-to-end tests
+test: lint build envoy istiod unbound iptables promtool containerd ## everything that has to hold: format, vet, lint, unit and end-to-end tests
 	@echo "== tests"
 	@PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -timeout 6m ./...
 	@cd e2e/oauth && go test -mod=mod ./... # a module of its own, whose go.mod may lag behind this one's
