@@ -326,8 +326,8 @@ func TestActionThatFailsIsTriedAgainAndNotForEver(t *testing.T) {
 
 func TestPodsOfOthersAreLeftAlone(t *testing.T) {
 	for name, redirect := range map[string][]string{
-		"Istio by iptables-nft":    {"iptables-nft", "-t", "nat", "-N", "ISTIO_OUTPUT"},
-		"Istio by iptables-legacy": {"iptables-legacy", "-t", "nat", "-N", "ISTIO_OUTPUT"},
+		"Istio by iptables-nft":    {"iptables-nft", "-w", "-t", "nat", "-N", "ISTIO_OUTPUT"},
+		"Istio by iptables-legacy": {"iptables-legacy", "-w", "-t", "nat", "-N", "ISTIO_OUTPUT"},
 		"Istio by nftables":        {"nft", "add", "table", "inet", "istio-proxy-nat", ";", "add", "chain", "inet", "istio-proxy-nat", "prerouting"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -353,7 +353,7 @@ func TestEmptyTablesOfLegacyIptablesAreNobodysRedirection(t *testing.T) {
 	}
 	n := newNode(t, Mend)
 	ns := n.start("web", "u1")
-	_, done := ns.Start(t, exec.Command("iptables-legacy", "-t", "nat", "-L", "-n"))
+	_, done := ns.Start(t, exec.Command("iptables-legacy", "-w", "-t", "nat", "-L", "-n"))
 	<-done
 	n.repairer().Sweep(t.Context())
 	n.wantActs("repair success")

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
@@ -70,10 +71,10 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Inject: cfg.Inject})}
 	var err error
-	if b.nft, err = nft.New(nft.Config{NetNS: cfg.NetNS, Inject: cfg.Inject}); err != nil {
+	if b.nft, err = nft.New(nft.Config{NetNS: cfg.NetNS, Locked: true, Inject: cfg.Inject}); err != nil {
 		return nil, err
 	}
-	b.alone, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true, Inject: cfg.Inject})
+	b.alone, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true, Locked: true, Inject: cfg.Inject})
 	return b, err
 }
 
@@ -91,8 +92,14 @@ func (b *Backend) Name() string {
 }
 
 // Apply puts the rules in force and takes the other back end's away, which do no harm meanwhile: whoever is first
-// captures a packet.
+// captures a packet. All of it is one turn of the namespace's lock: otherwise two who apply by different back ends could
+// each take away what the other has just put in force.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
+	release, err := namespace.Lock(ctx, b.cfg.NetNS)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if b.cfg.Choice == Auto || b.cfg.Choice == NFTables {
 		err := b.applyNFTables(ctx, rules)
 		if b.cfg.Choice == NFTables || !errors.Is(err, nft.ErrUnsupported) {
@@ -169,6 +176,11 @@ func flavourOf(c Choice) xt.Flavour {
 
 // Read gives what is in force by whichever back end.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
+	release, err := namespace.Lock(ctx, b.cfg.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	in, err := b.nft.Read(ctx)
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
 		return nil, err
@@ -203,6 +215,11 @@ func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in
 
 // Clean takes away what either back end has of ours, and routing.
 func (b *Backend) Clean(ctx context.Context) error {
+	release, err := namespace.Lock(ctx, b.cfg.NetNS)
+	if err != nil {
+		return err
+	}
+	defer release()
 	there, err := b.hasIPTables(ctx) // before: the kernel answers late after something was taken away
 	if err != nil {
 		return err
@@ -222,7 +239,7 @@ func (b *Backend) Clean(ctx context.Context) error {
 
 // iptables looks for the programs.
 func (b *Backend) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bool) (*xt.Backend, error) {
-	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Logger: b.cfg.Logger})
+	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Locked: true, Logger: b.cfg.Logger})
 }
 
 // hasIPTables says whether iptables may have rules of ours, in either flavour.

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
@@ -112,7 +113,7 @@ func TestIPTablesServeWhereTheKernelHasNoNFTables(t *testing.T) {
 	ctx := context.Background()
 	ns := testns.New(t)
 	b := open(t, ns, Auto)
-	lacking, err := nft.New(nft.Config{NetNS: int(ns.Handle), Inject: func(string) error { return nft.ErrUnsupported }})
+	lacking, err := nft.New(nft.Config{NetNS: int(ns.Handle), Locked: true, Inject: func(string) error { return nft.ErrUnsupported }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,6 +162,27 @@ func TestSettingsOfTheContractChooseTheBackEnd(t *testing.T) {
 	} {
 		if got, err := ParseChoice(c.binary, c.native); got != c.want || (err != nil) != c.fails {
 			t.Errorf("%q %v: %q %v", c.binary, c.native, got, err)
+		}
+	}
+}
+
+func TestOfTwoWhoApplyAtOnceByDifferentBackEndsOneIsInForce(t *testing.T) {
+	ns := testns.New(t)
+	want := rules(t, iptables.RedirectMode)
+	for turn := range 5 {
+		var both sync.WaitGroup
+		for _, c := range []Choice{NFTables, IPTablesLegacy} {
+			b := open(t, ns, c)
+			both.Go(func() {
+				if err := b.Apply(context.Background(), want); err != nil {
+					t.Errorf("%s: %v", c, err)
+				}
+			})
+		}
+		both.Wait()
+		in, err := open(t, ns, Auto).Read(context.Background())
+		if err != nil || len(in.Strange) > 0 || !reflect.DeepEqual(in.Rules, iptables.Canonical(want)) {
+			t.Fatalf("turn %d: in force is %+v, %v", turn, in, err)
 		}
 	}
 }

@@ -29,11 +29,13 @@ func (*Backend) Name() string { return Name }
 
 // within runs f under the namespace's lock, with an open connection.
 func (b *Backend) within(ctx context.Context, f func(*conn) error) error {
-	release, err := namespace.Lock(ctx, b.cfg.NetNS)
-	if err != nil {
-		return err
+	if !b.cfg.Locked {
+		release, err := namespace.Lock(ctx, b.cfg.NetNS)
+		if err != nil {
+			return err
+		}
+		defer release()
 	}
-	defer release()
 	c, err := dial(ctx, b.cfg.NetNS)
 	if err != nil {
 		return err

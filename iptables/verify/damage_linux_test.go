@@ -15,6 +15,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
 )
@@ -171,5 +172,30 @@ func TestRulesOfIPTablesAreProvenToo(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+func TestTheReportNamesTheBackEndThatHasTheRules(t *testing.T) {
+	if _, err := exec.LookPath("iptables-legacy"); err != nil {
+		t.Skip("iptables is not installed")
+	}
+	ns := testns.New(t)
+	open := func(c backends.Choice) *backends.Backend {
+		b, err := backends.New(backends.Config{NetNS: int(ns.Handle), Choice: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	rules, err := iptables.Compile(iptables.DefaultOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := open(backends.IPTablesLegacy).Apply(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), Config{Backend: open(backends.Auto), Want: rules, NetNS: int(ns.Handle), NoPackets: true})
+	if err != nil || r.Backend != "iptables-legacy" {
+		t.Errorf("it names %+v, %v", r, err)
 	}
 }

@@ -54,11 +54,11 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 }
 
 func (r *Report) read(ctx context.Context, cfg Config) error {
-	r.Backend = cfg.Backend.Name()
 	in, err := cfg.Backend.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("read what is in force: %w", err)
 	}
+	r.Backend = cfg.Backend.Name() // which may be known only now
 	if in.Rules == nil && len(cfg.Want.Chains) == 0 && len(in.Strange) == 0 {
 		return nil
 	}

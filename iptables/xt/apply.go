@@ -7,7 +7,6 @@ import (
 	"reflect"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	netlock "github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // change is one table of one tool that is to be turned from one state into another, by one iptables-restore.
@@ -30,7 +29,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 func (b *Backend) Clean(ctx context.Context) error { return b.replace(ctx, &iptables.RuleSet{}) }
 
 func (b *Backend) replace(ctx context.Context, rules *iptables.RuleSet) error {
-	release, err := netlock.Lock(ctx, b.cfg.NetNS)
+	release, err := b.lock(ctx)
 	if err != nil {
 		return err
 	}

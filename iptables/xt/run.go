@@ -19,6 +19,9 @@ type namespace struct {
 
 const (
 	commandLimit = 40 * time.Second // more than the wait for the lock
+	versionLimit = 5 * time.Second
+	// drainLimit bounds how long what a killed program started may hold its output open: binaries may be wrappers.
+	drainLimit = 500 * time.Millisecond
 	outputLimit  = 16 << 20
 )
 
@@ -33,6 +36,7 @@ func (n namespace) run(ctx context.Context, input, path string, args ...string) 
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "XTABLES_LOCKFILE=" + ownLock}
 	cmd.Stdin = strings.NewReader(input)
+	cmd.WaitDelay = drainLimit
 	var out, trouble bounded
 	cmd.Stdout, cmd.Stderr = &out, &trouble
 	// Start is what has to be in the namespace; the rest may go on elsewhere.
@@ -42,7 +46,7 @@ func (n namespace) run(ctx context.Context, input, path string, args ...string) 
 	err := cmd.Wait()
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return "", fmt.Errorf("%s: %w", path, ctx.Err())
+		return "", fmt.Errorf("%s did not end: %w", path, ctx.Err())
 	case err != nil:
 		return "", fmt.Errorf("%s: %w: %s", path, err, complaint(trouble.String()))
 	case out.full:
@@ -56,20 +60,23 @@ func complaint(said string) string {
 	return strings.Join(strings.FieldsFunc(said, func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// bounded keeps the first of what is written to it.
+// bounded keeps the first of what is written to it. It is a Writer and nothing else: io.Copy would go past Write to a
+// ReadFrom.
 type bounded struct {
-	bytes.Buffer
+	kept bytes.Buffer
 	full bool
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if room := outputLimit - b.Len(); len(p) > room {
+	if room := outputLimit - b.kept.Len(); len(p) > room {
 		b.full = true
-		b.Buffer.Write(p[:room])
+		b.kept.Write(p[:room])
 		return len(p), nil
 	}
-	return b.Buffer.Write(p)
+	return b.kept.Write(p)
 }
+
+func (b *bounded) String() string { return b.kept.String() }
 
 // legacyTables names the tables of the legacy flavour that the namespace has. To list one that it has not would make it.
 func (n namespace) legacyTables(family string) ([]string, error) {

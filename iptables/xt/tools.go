@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
 
@@ -83,6 +82,10 @@ func find(ctx context.Context, family iptables.Families) ([]tool, error) {
 
 func examine(ctx context.Context, family iptables.Families, path string) (tool, error) {
 	t := tool{family: family, save: path + "-save", restore: path + "-restore"}
+	said, err := version(ctx, path)
+	if err != nil {
+		return t, err
+	}
 	protocol := goiptables.ProtocolIPv4
 	if family == iptables.IPv6 {
 		protocol = goiptables.ProtocolIPv6
@@ -93,9 +96,7 @@ func examine(ctx context.Context, family iptables.Families, path string) (tool, 
 	}
 	major, minor, patch := known.GetIptablesVersion()
 	t.waits = slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) >= 0
-	if t.flavour, err = flavourOf(ctx, path); err != nil {
-		return t, err
-	}
+	t.flavour = flavourOf(path, said)
 	for _, needed := range []string{t.save, t.restore} {
 		if _, err := exec.LookPath(needed); err != nil {
 			return t, fmt.Errorf("%s is here without %s: %w", path, filepath.Base(needed), err)
@@ -104,21 +105,31 @@ func examine(ctx context.Context, family iptables.Families, path string) (tool, 
 	return t, nil
 }
 
-// flavourOf goes by the name where it says so. Binaries older than 1.8 are legacy and do not mention it.
-func flavourOf(ctx context.Context, path string) (Flavour, error) {
-	for _, f := range []Flavour{NFT, Legacy} {
-		if strings.HasSuffix(path, "-"+string(f)) {
-			return f, nil
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+// version is what the binary says of itself. It is asked with a limit first, as go-iptables asks without one.
+func version(ctx context.Context, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
-	if err != nil {
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.WaitDelay = drainLimit
+	out, err := cmd.Output()
+	switch {
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("%s --version did not end: %w", path, ctx.Err())
+	case err != nil:
 		return "", fmt.Errorf("%s --version: %w", path, err)
 	}
-	if strings.Contains(string(out), "nf_tables") {
-		return NFT, nil
+	return string(out), nil
+}
+
+// flavourOf goes by the name where it says so. Binaries older than 1.8 are legacy and do not mention it.
+func flavourOf(path, said string) Flavour {
+	for _, f := range []Flavour{NFT, Legacy} {
+		if strings.HasSuffix(path, "-"+string(f)) {
+			return f
+		}
 	}
-	return Legacy, nil
+	if strings.Contains(said, "nf_tables") {
+		return NFT
+	}
+	return Legacy
 }
