@@ -83,11 +83,14 @@ func parsePortRange(text string) (PortRange, error) {
 		first, last, isRange = strings.Cut(text, ":")
 	}
 	from, err := parsePort(first)
-	if err != nil || !isRange {
+	if !isRange {
 		return PortRange{from, from}, err
 	}
-	to, err := parsePort(last)
-	if err == nil && to < from {
+	to, errTo := parsePort(last)
+	switch {
+	case err != nil || errTo != nil:
+		err = fmt.Errorf("%q is no range of ports: write two numbers from 1 to 65535, as 8000-8010", text)
+	case to < from:
 		err = fmt.Errorf("%q is no range of ports: it ends before it begins", text)
 	}
 	return PortRange{from, to}, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,9 +39,9 @@ func (a *apply) addTo(f *pflag.FlagSet) {
 		{"dry-run", "n", "print what would be put in force, and end", &a.dryRun, false},
 		{"skip-rule-apply", "", "put nothing in force; with --run-validation, look whether traffic is captured already", &a.skip, false},
 		{"run-validation", "", "then prove with packets that traffic is captured; exit with 126 if it is not", &a.validate, false},
-		{"iptables-probe-port", "", "port that is listened at for --run-validation", &a.probePort, false},
-		{"probe-timeout", "", "how long --run-validation waits for a packet", &a.probeTimeout, false},
-		{"cleanup-only", "", "take the rules away, as `clean` does", &a.cleanup, false},
+		{"iptables-probe-port", "", "of Istio's --run-validation; no port is fixed here", &a.probePort, false},
+		{"probe-timeout", "", "how long --run-validation takes at most", &a.probeTimeout, false},
+		{"cleanup-only", "", "take the rules away, as the command clean does", &a.cleanup, false},
 		{"native-nftables", "", "nftables or nothing; by default iptables takes its place where the kernel has no nftables", &a.native, false},
 		{"force-iptables-binary", "", "use the host's iptables of this flavour: legacy or nft", &a.binary, false},
 		{"reconcile", "", "replace rules that are there; that is always done", &a.reconcile, false},
@@ -56,7 +57,7 @@ func (a *apply) addTo(f *pflag.FlagSet) {
 		{"log_stacktrace_level", "", "", &a.ignored, true},
 	}
 	addSwitches(f, a.switches)
-	f.StringVar(&a.save, "save", "", "file to save the options in, for `explain --config` elsewhere")
+	f.StringVar(&a.save, "save", "", "file to save the options in, for --config elsewhere")
 	f.StringVar(&a.dryRunFormat, "dry-run-format", "", "what --dry-run prints: nft, iptables (what iptables-restore reads) or prose (default: by the back end)")
 	a.common.addTo(f, "")
 }
@@ -64,6 +65,9 @@ func (a *apply) addTo(f *pflag.FlagSet) {
 func (a *apply) run(cmd *cobra.Command) error {
 	if err := fromEnvironment(cmd.Flags(), a.process, a.switches); err != nil {
 		return err
+	}
+	if !slices.Contains([]string{"", formatNFT, formatIPTables, formatProse}, a.dryRunFormat) {
+		return usagef("--dry-run-format %q: use nft, iptables or prose", a.dryRunFormat)
 	}
 	log := logger(cmd.ErrOrStderr(), a.logJSON, a.logLevel)
 	choice, err := backends.ParseChoice(a.binary, a.native)
@@ -92,6 +96,11 @@ func (a *apply) run(cmd *cobra.Command) error {
 }
 
 func (a *apply) apply(ctx context.Context, log *slog.Logger, space namespace, choice backends.Choice, options *resolved, rules *iptables.RuleSet) error {
+	keep, discard, err := a.draft(options)
+	if err != nil {
+		return err
+	}
+	defer discard()
 	if !a.skip {
 		if err := a.process.checkPrivileges("--istio-inbound-interception-mode " + options.options.Get("istio-inbound-interception-mode")); err != nil {
 			return err
@@ -100,19 +109,27 @@ func (a *apply) apply(ctx context.Context, log *slog.Logger, space namespace, ch
 			return err
 		}
 	}
-	if a.save != "" {
-		text, err := newReport(options, nil).json()
-		if err == nil {
-			err = write(a.save, text)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if !a.validate {
-		return nil
+	if err := keep(); err != nil || !a.validate {
+		return err
 	}
 	return a.prove(ctx, log, space, rules)
+}
+
+// draft writes the options down for --save. What is not put in force must not be in the file, and what cannot be saved must
+// not be in force: so it is written before, and kept after.
+func (a *apply) draft(options *resolved) (keep func() error, discard func(), err error) {
+	if a.save == "" {
+		return func() error { return nil }, func() {}, nil
+	}
+	text, err := newReport(options, nil).json()
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := newDraft(a.save, text)
+	if err != nil {
+		return nil, nil, err
+	}
+	return d.keep, d.discard, nil
 }
 
 func putInForce(ctx context.Context, log *slog.Logger, space namespace, choice backends.Choice, rules *iptables.RuleSet) error {

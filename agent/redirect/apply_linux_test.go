@@ -119,7 +119,8 @@ func TestRefusedOptionsTouchNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, _, _ := execute(t, p, "show", "--live", "-o", "json", "--network-namespace", path)
-	for _, bad := range [][]string{{"-z", "70000"}, {"-m", "FOO"}, {"--force-iptables-binary", "old"}, {"-m", "TPROXY", "-r", "0"}} {
+	for _, bad := range [][]string{{"-z", "70000"}, {"-m", "FOO"}, {"--force-iptables-binary", "old"}, {"-m", "TPROXY", "-r", "0"},
+		{"-z", "16006", "--save", "/nowhere/saved"}, {"-z", "16006", "--save", t.TempDir()}, {"-z", "16006", "--dry-run-format", "text"}} {
 		if _, _, err := execute(t, p, append(bad, "--network-namespace", path)...); err == nil {
 			t.Errorf("%q is taken", bad)
 		}

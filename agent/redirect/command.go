@@ -78,7 +78,7 @@ func (c *common) addTo(f *pflag.FlagSet, taken string) {
 }
 
 func (c *common) addNamespace(f *pflag.FlagSet) {
-	f.StringVar(&c.namespace, "network-namespace", "", "network namespace to work in: a file, or a name of `ip netns` (default: this process's)")
+	f.StringVar(&c.namespace, "network-namespace", "", "network namespace to work in: a file, or a name as ip netns has it (default: this process's)")
 }
 
 // resolve gives the options, and their rules.

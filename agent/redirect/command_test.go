@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
@@ -241,6 +243,50 @@ func TestWhatIsSavedExplainsElsewhere(t *testing.T) {
 	}
 }
 
+func TestWhoSendsAPacketIsToldByItsOwnerInterfaceAndAddresses(t *testing.T) {
+	common := []string{"explain", "-b", "*", "-i", "*", "-k", "vif0", "--addresses", "10.0.0.5,fd00::5"}
+	tproxy := "-m TPROXY -u 1337 -g 1337 --uid 0 --gid 1337 "
+	for args, want := range map[string]string{
+		"--from 10.9.9.9 --to 10.0.0.5:80":                         "inbound tcp from 10.9.9.9:40000",
+		"--from 10.9.9.9 --to 10.2.3.4:80":                         "outbound tcp from 10.9.9.9:40000",
+		"--from 192.168.9.9 --by vif0 --to 10.2.3.4:80":            "(virtual/all)",
+		"--from 192.168.9.9 --by vif0 --to 10.2.3.4:80 --uid 7":    "(outbound/all)",
+		"--from fd11::9 --by vif0 --to [fd22::1]:80 --ipv6 reject": "(refuse/virtual/all)",
+		tproxy + "--from 10.9.9.9 --mark 1337 --to 10.0.0.5:80":    "outbound tcp from 10.9.9.9:40000 to 10.0.0.5:80 by lo, sent by uid 0, gid 1337",
+		tproxy + "--to 10.0.0.5:80":                                "reaches port 15006 of this pod with its addresses unchanged",
+		"--to 0.0.0.0:80":                                          "to 127.0.0.1:80 by lo",
+		"--to [::]:80 --dual-stack":                                "from [::1]:40000 to [::1]:80 by lo",
+	} {
+		out, _, err := execute(t, machine(t, nil, nil), append(common, strings.Fields(args)...)...)
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("explain %s: %v\n%s\nwant %s", args, err, out, want)
+		}
+	}
+}
+
+func TestSavedConfigurationWithAnUnknownOptionIsRefused(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "saved.yaml")
+	if err := os.WriteFile(file, []byte("options:\n  istio-inbound-port: '*'\n  redirect-dns: true\n  envoy-port: 15101\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := execute(t, machine(t, nil, nil), "show", "--config", file)
+	if err == nil || !strings.Contains(err.Error(), `there is no option "istio-inbound-port"`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// In a usage text, what is between backquotes would stand for the flag's value.
+func TestFlagsAreDescribedByTheirOwnWords(t *testing.T) {
+	c := Command(Process{})
+	for _, sub := range append(c.Commands(), c) {
+		sub.Flags().VisitAll(func(f *pflag.Flag) {
+			if strings.Contains(f.Usage, "`") {
+				t.Errorf("%s --%s: %s", sub.Name(), f.Name, f.Usage)
+			}
+		})
+	}
+}
+
 func TestBadQuestionsAreRefused(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                             "--to is missing",
@@ -253,6 +299,12 @@ func TestBadQuestionsAreRefused(t *testing.T) {
 		"more":                         `"more" is neither a flag nor a command here`,
 		"--to 10.0.0.1:80 -o xml":      `output format "xml" is not known`,
 		"--config /nowhere":            "no such file",
+
+		"--to 10.0.0.1:0":                        "a port from 1 to 65535",
+		"--to 10.0.0.1:80 --inbound --uid 1":     "leave out --uid and --gid",
+		"--to 10.0.0.1:80 -b 80-":                `"80-" is no range of ports: write two numbers`,
+		"--to 10.0.0.1:80 -b -80":                `"-80" is no range of ports: write two numbers`,
+		"--to 10.0.0.1:80 --dry-run-format text": "unknown flag",
 	} {
 		_, _, err := execute(t, machine(t, nil, nil), append([]string{"explain"}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {

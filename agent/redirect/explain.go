@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -17,8 +18,9 @@ import (
 const explainHelp = `Say where a packet ends up, which rule decides, and why. The packet is walked through the rules that the options come
 to, as the kernel walks it; nothing is touched or sent. With --live it is walked through what the kernel has.
 
-A packet to an address of this pod from one that is not comes in; every other one is sent by a process of this pod. The
-pod's addresses are those of the namespace, of the saved configuration, or of --addresses.`
+A packet to an address of this pod from one that is not comes in, as does one from elsewhere by a virtual machine's
+interface (--by); every other one, and all with --uid or --gid, is sent by a process of this pod. The pod's addresses are
+those of the namespace, of the saved configuration, or of --addresses.`
 
 // explain is one question.
 type explain struct {
@@ -89,8 +91,14 @@ func (e *explain) packet(o *iptables.Options) (iptables.Packet, error) {
 		return p, err
 	}
 	local := iptables.IsLocal(p.To.Addr(), o.Addresses)
-	if e.inbound || local && e.from != "" && !iptables.IsLocal(p.From.Addr(), o.Addresses) {
+	machine := slices.Contains(o.VirtualInterfaces, e.by)
+	sent := e.uid != "" || e.gid != ""
+	if e.inbound && sent {
+		return p, errors.New("--inbound: what comes in is sent by no process of this pod: leave out --uid and --gid")
+	}
+	if foreign := e.from != "" && !iptables.IsLocal(p.From.Addr(), o.Addresses); e.inbound || foreign && !sent && (local || machine) {
 		p.Direction = iptables.Inbound
+		p.Forwarded = machine && !local
 	}
 	switch {
 	case e.by != "":
@@ -122,12 +130,26 @@ func (e *explain) addresses(p *iptables.Packet, own []netip.Addr) error {
 	if p.To, err = netip.ParseAddrPort(to); err != nil {
 		return fmt.Errorf("--to %q: write an address and a port, as 10.2.3.4:443/tcp or [fd00::1]:443", e.to)
 	}
-	p.To = netip.AddrPortFrom(p.To.Addr().Unmap().WithZone(""), p.To.Port())
+	p.To = netip.AddrPortFrom(destination(p.To.Addr().Unmap().WithZone("")), p.To.Port())
+	if p.To.Port() == 0 {
+		return fmt.Errorf("--to %q: write a port from 1 to 65535", e.to)
+	}
 	p.From, err = source(e.from, p.To.Addr(), own)
 	if err == nil && p.From.Addr().Is4() != p.To.Addr().Is4() {
 		err = fmt.Errorf("--from %s and --to %s are of two address families", p.From.Addr(), p.To.Addr())
 	}
 	return err
+}
+
+// destination is what the kernel takes 0.0.0.0 and :: for: localhost.
+func destination(a netip.Addr) netip.Addr {
+	switch {
+	case !a.IsUnspecified():
+		return a
+	case a.Is4():
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
 }
 
 // anyPort is a source port that no rule speaks of.

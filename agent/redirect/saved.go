@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -41,20 +42,40 @@ func parseSaved(path string, text []byte) (map[string]string, error) {
 
 // write replaces the file whole.
 func write(path string, text []byte) error {
+	d, err := newDraft(path, text)
+	if err != nil {
+		return err
+	}
+	defer d.discard()
+	return d.keep()
+}
+
+// draft is a file that is written, and not yet in its place.
+type draft struct{ path, at string }
+
+// newDraft fails where the file could not be put in its place.
+func newDraft(path string, text []byte) (*draft, error) {
+	if is, err := os.Stat(path); err == nil && is.IsDir() {
+		return nil, fmt.Errorf("save %s: it is a folder: name a file", path)
+	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // 0600
 	if err != nil {
-		return fmt.Errorf("save %s: %w", path, err)
+		return nil, fmt.Errorf("save %s: %w", path, err)
 	}
-	defer os.Remove(f.Name())
+	d := &draft{path, f.Name()}
 	_, err = f.Write(text)
-	if closed := f.Close(); err == nil {
-		err = closed
+	if err := errors.Join(err, f.Close()); err != nil {
+		d.discard()
+		return nil, fmt.Errorf("save %s: %w", path, err)
 	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("save %s: %w", path, err)
+	return d, nil
+}
+
+func (d *draft) keep() error {
+	if err := os.Rename(d.at, d.path); err != nil {
+		return fmt.Errorf("save %s: %w", d.path, err)
 	}
 	return nil
 }
+
+func (d *draft) discard() { _ = os.Remove(d.at) }

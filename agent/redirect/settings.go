@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -84,6 +85,7 @@ type resolver struct {
 func (r *resolver) resolve() (*resolved, error) {
 	r.out.options = iptables.DefaultOptions()
 	sources := map[string]string{}
+	r.refuseUnknown()
 	for _, s := range iptables.Settings() {
 		text, source := r.given(&s)
 		if source == "" {
@@ -105,6 +107,15 @@ func (r *resolver) resolve() (*resolved, error) {
 		r.out.values = append(r.out.values, value{s.Name, r.out.options.Get(s.Name), cmp.Or(sources[s.Name], sourceDefault)})
 	}
 	return &r.out, nil
+}
+
+// refuseUnknown tells of what a saved configuration names and nobody reads, which is a slip of whoever wrote it.
+func (r *resolver) refuseUnknown() {
+	for _, name := range slices.Sorted(maps.Keys(r.saved)) {
+		if !slices.ContainsFunc(iptables.Settings(), func(s iptables.Setting) bool { return s.Name == name }) {
+			r.errs = append(r.errs, from(sourceFile, fmt.Errorf("there is no option %q: `show -o yaml` prints all that there are", name)))
+		}
+	}
 }
 
 func from(source string, err error) error {

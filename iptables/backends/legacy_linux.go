@@ -24,7 +24,9 @@ func hasLegacyTables(netns int) (found bool, err error) {
 func listsTables() (bool, error) {
 	for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
 		data, err := os.ReadFile("/proc/thread-self/net/" + name)
-		if errors.Is(err, os.ErrNotExist) { // the kernel has no such flavour, or not yet
+		// The kernel has no such flavour, or not yet; or the namespace is of a user namespace that had no users when both were
+		// made (unshare --user --net), and then the list is for the machine's root alone.
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 			continue
 		}
 		if err != nil {
