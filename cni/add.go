@@ -136,6 +136,10 @@ func (p *Plugin) find(ctx context.Context, c *call) (pod *agentapi.Pod, skip *ca
 		c.result.Source = fromPolicy
 		return policy.decide(c.args, c.skel.ContainerID, c.skel.IfName)
 	}
+	if (c.args.Namespace == "") != (c.args.Name == "") {
+		return nil, nil, types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS names half a pod, which does not start unprotected",
+			fmt.Sprintf("K8S_POD_NAMESPACE is %q and K8S_POD_NAME %q: give both, or none for a sandbox that is no pod's", c.args.Namespace, c.args.Name))
+	}
 	if !c.args.isKubernetes() {
 		return nil, &capture.Skip{Word: "no-kubernetes", Reason: "CNI_ARGS names no pod of Kubernetes"}, nil
 	}

@@ -3,11 +3,13 @@ package cni
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,15 +85,11 @@ func (j *journal) entries() (entries []agentapi.LogEntry) {
 // appendLimited appends a line to a file that many processes write, and that is set aside, under its name with ".1", when
 // the line would make it larger than limit.
 func appendLimited(path string, line []byte, limit int64) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	f, info, err := openLog(path)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
 	if info.Size() > 0 && info.Size()+int64(len(line)) > limit {
 		return appendRotated(path, line, limit)
 	}
@@ -99,10 +97,30 @@ func appendLimited(path string, line []byte, limit int64) error {
 	return err
 }
 
+// openLog opens a file, and nothing else: a pipe that nobody reads would hold up each pod of the node, a second name of
+// another file have lines written into that.
+func openLog(path string) (*os.File, os.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		if s, ok := info.Sys().(*syscall.Stat_t); !info.Mode().IsRegular() || ok && s.Nlink > 1 {
+			err = fmt.Errorf("%s is no file of its own: remove it", path)
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, nil, err
+	}
+	return f, info, nil
+}
+
 // appendRotated sets the file aside and begins a new one, unless another process has done so meanwhile: whoever holds the
 // lock looks again.
 func appendRotated(path string, line []byte, limit int64) error {
-	lock, err := os.OpenFile(path+".lock", os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	lock, err := os.OpenFile(path+".lock", os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -115,7 +133,7 @@ func appendRotated(path string, line []byte, limit int64) error {
 			return err
 		}
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	f, _, err := openLog(path)
 	if err != nil {
 		return err
 	}

@@ -1,12 +1,15 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestLogFileOfManyWritersIsBoundedAndLosesNoLineThatIsNew(t *testing.T) {
@@ -42,16 +45,29 @@ func TestLogFileOfManyWritersIsBoundedAndLosesNoLineThatIsNew(t *testing.T) {
 	}
 }
 
-func TestLogFileIsNoLinkToAnotherFile(t *testing.T) {
-	dir := t.TempDir()
-	other := filepath.Join(dir, "other")
+func TestLogFileIsAFileOfItsOwn(t *testing.T) {
+	other := filepath.Join(t.TempDir(), "other")
 	if err := os.WriteFile(other, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(other, filepath.Join(dir, "cni.log")); err != nil {
-		t.Fatal(err)
+	for name, plant := range map[string]func(path string) error{
+		"a link":                   func(path string) error { return os.Symlink(other, path) },
+		"a second name":            func(path string) error { return os.Link(other, path) },
+		"a pipe that nobody reads": func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"a folder":                 func(path string) error { return os.Mkdir(path, 0o700) },
+		"a pipe in the lock's place": func(path string) error {
+			return errors.Join(os.WriteFile(path, make([]byte, 5000), 0o600), unix.Mkfifo(path+".lock", 0o600))
+		},
+	} {
+		path := filepath.Join(filepath.Dir(other), strings.ReplaceAll(name, " ", "-"))
+		if err := plant(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := appendLimited(path, []byte("x\n"), 4096); err == nil {
+			t.Errorf("%s was taken", name)
+		}
 	}
-	if err := appendLimited(filepath.Join(dir, "cni.log"), []byte("x\n"), 4096); err == nil {
-		t.Error("a link was followed")
+	if info, err := os.Stat(other); err != nil || info.Size() != 0 {
+		t.Errorf("another file was written to: %v (%v)", info, err)
 	}
 }

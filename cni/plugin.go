@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -47,6 +49,7 @@ const about = "pilotfish-cni is a CNI plugin: a container runtime runs it, behin
 // the form that runtimes hand on to the pod's events. An end of a pod (DEL, GC) never fails.
 func Main(started time.Time) int {
 	debug.SetGCPercent(400)      // what a few milliseconds leave is not worth collecting
+	runtime.GOMAXPROCS(1)        // one thing is done after the other; processors that look for more cost a quarter of it
 	if os.Getenv("PATH") == "" { // the node's iptables, where they are needed, are in one of these
 		_ = os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
 	}
@@ -62,6 +65,7 @@ func (p *Plugin) main() int {
 	if err == nil {
 		return 0
 	}
+	err.Msg, err.Details = cut(err.Msg, mostMessage), cut(err.Details, mostDetails)
 	if command := os.Getenv("CNI_COMMAND"); command == "DEL" || command == "GC" {
 		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %s goes on in spite of: %v\n", command, err)
 		return 0
@@ -70,6 +74,17 @@ func (p *Plugin) main() int {
 		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %v (and the answer could not be written: %v)\n", err, writeErr)
 	}
 	return 1
+}
+
+// What a failure says may quote the pod's settings, which hold what anybody wrote. It goes into an event, of which people
+// see some hundred letters, and which has no room for 200,000.
+const mostMessage, mostDetails = 1 << 10, 4 << 10
+
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf("… (%d bytes in all)", len(text))
 }
 
 // answer tells a failure in the version of the specification that the runtime speaks.
@@ -139,13 +154,13 @@ func (p *Plugin) command(name string, run func(context.Context, *call) error) fu
 func (c *call) tell(ctx context.Context, took time.Duration, err error) {
 	c.result.Seconds = took.Seconds()
 	if err != nil {
-		c.result.Outcome, c.result.Reason = agentapi.Failed, err.Error()
+		c.result.Outcome, c.result.Reason = agentapi.Failed, cut(err.Error(), mostDetails)
 	}
 	log := c.With("command", c.result.Command, "pod", c.args.name(), "container", c.skel.ContainerID, "outcome", c.result.Outcome,
 		"milliseconds", took.Milliseconds())
 	switch {
 	case err != nil:
-		log.Error("the sandbox is refused", "error", err.Error())
+		log.Error("the sandbox is refused", "error", c.result.Reason)
 	case c.result.Outcome == agentapi.Removed:
 		log.Debug("done")
 	default:
@@ -176,6 +191,7 @@ func (p *Plugin) status(cmd *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
+	p.version = config.CNIVersion
 	if err := config.validate(); err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func TestResultOfThePluginsBeforeIsHandedOnByteForByte(t *testing.T) {
 	pod := plainPod("plain")
 	h := newHost(t).withAgent(pod)
 	ns := testns.New(t)
-	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+	for _, version := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious(version))
 		if answer.err != nil || answer.out != primaryResult(version) {
 			t.Errorf("%s: %v: answered %s, want %s", version, answer.err, answer.out, primaryResult(version))
@@ -67,6 +67,9 @@ func TestSandboxesThatAreNoneOfTheMeshsAreLeftAlone(t *testing.T) {
 func TestPodThatCannotBeKnownOrIsBadDoesNotStart(t *testing.T) {
 	bad := meshPod("bad")
 	bad.Metadata.Annotations["traffic.sidecar.istio.io/excludeOutboundPorts"] = "70000"
+	long, half := meshPod("long"), meshPod("half")
+	long.Metadata.Annotations["traffic.sidecar.istio.io/excludeOutboundPorts"] = strings.Repeat("x", 250_000)
+	half.Metadata.Namespace = ""
 	replaced := meshPod("replaced")
 	known := meshPod("known")
 	ns := testns.New(t)
@@ -86,6 +89,8 @@ func TestPodThatCannotBeKnownOrIsBadDoesNotStart(t *testing.T) {
 		"agent not ready":   {pod: known, down: "the cache is not filled", code: types.ErrTryAgainLater, says: []string{"the cache is not filled", "kubeconfig", "Remedy", "unprotected"}},
 		"no agent at all":   {pod: known, extra: map[string]any{"cni_agent_run_dir": "/nonexistent"}, code: types.ErrTryAgainLater, says: []string{"does not answer at /nonexistent", "Remedy"}},
 		"bad annotation":    {pod: bad, code: CodeBadPod, says: []string{"shop/bad", "excludeOutboundPorts", "70000", "65535"}},
+		"long annotation":   {pod: long, code: CodeBadPod, says: []string{"shop/long", "excludeOutboundPorts", "(250"}},
+		"half a name":       {pod: half, code: types.ErrInvalidEnvironmentVariables, says: []string{"half a pod", "K8S_POD_NAMESPACE"}},
 		"replaced":          {pod: withUID(replaced, "newer"), code: types.ErrTryAgainLater, says: []string{"newer", "uid-replaced", "replaced?"}},
 		"the node's own":    {pod: known, netns: "/proc/self/ns/net", code: types.ErrInvalidNetNS, says: []string{"node's own"}},
 		"no namespace":      {pod: known, netns: file, code: types.ErrInvalidNetNS, says: []string{"no network namespace"}},
@@ -94,7 +99,7 @@ func TestPodThatCannotBeKnownOrIsBadDoesNotStart(t *testing.T) {
 		"several bad keys":  {pod: known, extra: map[string]any{"ipv6": "maybe", "plugin_log_level": "loud", "log_file": "x"}, code: types.ErrInvalidNetworkConfig, says: []string{"ipv6", "maybe", "loud", "log_file"}},
 		"key of wrong type": {pod: known, extra: map[string]any{"proxy_listen_port": 70000}, code: types.ErrDecodingFailure, says: []string{"proxy_listen_port"}},
 	} {
-		h := newHost(t).withAgent(bad, replaced, known)
+		h := newHost(t).withAgent(bad, long, replaced, known)
 		h.agent.down, h.extra = c.down, c.extra
 		if c.code == types.ErrTryAgainLater {
 			h.patience = "1s"
@@ -106,6 +111,9 @@ func TestPodThatCannotBeKnownOrIsBadDoesNotStart(t *testing.T) {
 		answer := h.call("ADD", c.pod, netns, h.withPrevious("1.0.0"))
 		if answer.err == nil || answer.Code != c.code || answer.CNIVersion != "1.0.0" {
 			t.Errorf("%s: %v, code %d of %s, want %d; %s", name, answer.err, answer.Code, answer.CNIVersion, c.code, answer.out)
+		}
+		if len(answer.out)+len(answer.log) > 32<<10 {
+			t.Errorf("%s: told in %d bytes, of which an event has no room", name, len(answer.out)+len(answer.log))
 		}
 		for _, want := range c.says {
 			if !strings.Contains(answer.Msg+answer.Details, want) {
@@ -160,6 +168,9 @@ func TestStatusTellsWhetherPodsCouldStart(t *testing.T) {
 	h.extra["status_asks_agent"] = true
 	if err := status(); err == nil || !strings.Contains(err.Error(), "starting") || !strings.Contains(err.Error(), "wait for the mesh's node agent") {
 		t.Errorf("while the agent starts: %v", err)
+	}
+	if answer := h.call("STATUS", plainPod("any"), "", toJSON(t, h.config("1.1.0"))); answer.CNIVersion != "1.1.0" || answer.Code != types.ErrPluginNotAvailable {
+		t.Errorf("told in the words of %q, code %d", answer.CNIVersion, answer.Code)
 	}
 	h.agent.down = ""
 	if err := status(); err != nil {

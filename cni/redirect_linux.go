@@ -63,17 +63,32 @@ const checkTime = 20 * time.Second
 // check compares what is in force with what has to be, order included, and proves it with packets, of which the pod's
 // processes and networks see none.
 func (kernel) check(ctx context.Context, p *plan) error {
-	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("it took longer than %v", checkTime))
 	defer cancel()
 	b, err := kernel{}.backend(p)
 	if err != nil {
 		return err
 	}
-	report, err := verify.Run(ctx, verify.Config{Backend: b, Want: p.rules, NetNS: int(p.netns.Fd())})
-	if err != nil {
+	return bounded(ctx, func() error {
+		report, err := verify.Run(ctx, verify.Config{Backend: b, Want: p.rules, NetNS: int(p.netns.Fd())})
+		if err != nil {
+			return err
+		}
+		return report.Err()
+	})
+}
+
+// bounded fails when f takes longer than the context has, and leaves it to the end of the process: to think through what
+// thousands of rules do to packets takes minutes.
+func bounded(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
 		return err
+	case <-ctx.Done():
+		return fmt.Errorf("the comparison with what is in force came to no end: %w", context.Cause(ctx))
 	}
-	return report.Err()
 }
 
 // same compares what the kernel has with what it was told: ADD hands out no pod on a promise.
@@ -85,5 +100,9 @@ func same(ctx context.Context, b iptables.Backend, want *iptables.RuleSet) error
 	if len(got.Strange) == 0 && reflect.DeepEqual(iptables.Canonical(want), iptables.Canonical(got.Rules)) {
 		return nil
 	}
-	return fmt.Errorf("the kernel has other rules than it was told: %s", iptables.Summary(iptables.Diff(want, got)))
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("it took longer than %v", checkTime))
+	defer cancel()
+	return bounded(ctx, func() error {
+		return fmt.Errorf("the kernel has other rules than it was told: %s", iptables.Summary(iptables.Diff(want, got)))
+	})
 }

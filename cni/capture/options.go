@@ -70,7 +70,11 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 		}
 	}
 	if mode, where := interception(p, proxy); mode != "" {
-		errs = append(errs, in(where, o.Set("istio-inbound-interception-mode", mode, iptables.Names{})))
+		err := o.Set("istio-inbound-interception-mode", mode, iptables.Names{})
+		if err == nil && o.Interception != iptables.RedirectMode && o.Interception != iptables.TProxyMode {
+			err = fmt.Errorf("%q is no mode: write REDIRECT or TPROXY, or NONE", mode)
+		}
+		errs = append(errs, in(where, err))
 	}
 	errs = append(errs, runAs(&o, p, proxy), spareOwnPorts(&o, p))
 	o.CaptureAllDNS = o.RedirectDNS // the pod's resolv.conf is not known here

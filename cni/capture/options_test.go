@@ -85,7 +85,7 @@ func TestBadSettingsOfAPodAreRefusedAndAllNamed(t *testing.T) {
 		"port and CIDR": {annotate(map[string]string{traffic + "excludeOutboundPorts": "70000", traffic + "includeOutboundIPRanges": "10.0.0.1/8"}),
 			[]string{traffic + "excludeOutboundPorts", "70000", traffic + "includeOutboundIPRanges", "10.0.0.1/8", "host bits"}},
 		"star in a list":     {annotate(map[string]string{traffic + "includeInboundPorts": "*,80"}), []string{traffic + "includeInboundPorts", "*"}},
-		"mode":               {annotate(map[string]string{modeKey: "FOO"}), []string{"FOO", "REDIRECT", "TPROXY"}},
+		"mode":               {annotate(map[string]string{modeKey: "FOO"}), []string{modeKey, "FOO", "REDIRECT", "TPROXY"}},
 		"status port":        {annotate(map[string]string{statusPortKey: "x"}), []string{statusPortKey, `"x"`}},
 		"boolean":            {env("ISTIO_META_DNS_CAPTURE", "yes please"), []string{"ISTIO_META_DNS_CAPTURE", "yes please"}},
 		"group by name":      {env("ISTIO_OUTBOUND_OWNER_GROUPS", "java"), []string{"ISTIO_OUTBOUND_OWNER_GROUPS", "java", "number"}},

@@ -190,7 +190,8 @@ func (c *Cache) Pod(ctx context.Context, namespace, name, uid string) (*agentapi
 	c.mu.Lock()
 	known := c.pods[namespace+"/"+name]
 	c.mu.Unlock()
-	// Without a UID nobody can say whether the one that is known is the one that is meant.
+	// Without a UID nobody can say whether the one that is known is the one that is meant, or one before it, without a
+	// sidecar: then the API server's word is needed.
 	if known != nil && uid != "" && capture.HasUID(known, uid) {
 		return known, nil
 	}
@@ -198,8 +199,6 @@ func (c *Cache) Pod(ctx context.Context, namespace, name, uid string) (*agentapi
 	switch {
 	case kube.IsNotFound(err):
 		return nil, fmt.Errorf("%w as %s/%s", ErrNoSuchPod, namespace, name)
-	case err != nil && known != nil && uid == "":
-		return known, nil
 	case err != nil:
 		return nil, err
 	case !capture.HasUID(asked, uid):

@@ -122,6 +122,9 @@ func TestPodThatIsKnownIsServedWithoutTheAPIServer(t *testing.T) {
 	if err != nil || p.Metadata.UID != "1" {
 		t.Fatalf("%v, %v", p, err)
 	}
+	if p, err := c.Pod(t.Context(), "shop", "a", ""); err == nil || errors.Is(err, ErrNoSuchPod) {
+		t.Errorf("any pod of a name: %v, %v; the one that is known may be one before it", p, err)
+	}
 	if _, err := c.Pod(t.Context(), "shop", "b", "2"); err == nil || errors.Is(err, ErrNoSuchPod) {
 		t.Errorf("a pod of which nothing is known: %v; that it does not exist is not known either", err)
 	}
