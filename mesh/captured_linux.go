@@ -18,19 +18,33 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// CanCapture says why this process cannot run a captured mesh; nil when it can.
+// CanCapture says why this process cannot run a captured mesh; nil when it can. It tries in a namespace of its own what
+// such a mesh does.
 func CanCapture() error {
-	n, err := netns.New()
-	if err == nil {
-		err = n.Close()
-	}
-	if err == nil { // what every process of such a mesh is started with
-		netns.OnThread(func() { err = netns.Surroundings{Hide: []string{"/run/nscd"}, Group: proxyGroup}.Enter() })
-	}
-	if err != nil {
-		return fmt.Errorf("%w: it takes root, with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_SETGID and CAP_SETPCAP", err)
+	if err := tryCapture(); err != nil {
+		return fmt.Errorf("%w: it takes root, with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_SETGID and CAP_SETPCAP, and a kernel with nftables", err)
 	}
 	return nil
+}
+
+func tryCapture() error {
+	n, err := netns.New()
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	if err := catchOutgoing(n, planCaptured(firstNetwork)); err != nil {
+		return fmt.Errorf("redirecting by nftables: %w", err)
+	}
+	l, err := n.Listen("tcp", "127.0.0.1:53")
+	if err != nil {
+		return err
+	}
+	_ = l.Close()
+	netns.OnThread(func() { // what every process of such a mesh is started with
+		err = netns.Surroundings{Hide: []string{"/run/nscd"}, Group: proxyGroup}.Enter()
+	})
+	return err
 }
 
 // Claim makes the bridge, and the way out of the mesh's network and into it.

@@ -48,6 +48,8 @@ var roles = map[string]func(args []string){
 	"up":         playUp,
 	"exec":       playExec,
 	"dial":       playDial,
+
+	"can-capture": playCanCapture,
 }
 
 func fail(err error) {

@@ -2,6 +2,7 @@ package netns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -22,7 +23,7 @@ func New() (*Namespace, error) {
 		return nil, err
 	}
 	if err := n.Links(loopbackUp); err != nil {
-		return nil, fmt.Errorf("loopback of a network namespace: %w", err)
+		return nil, errors.Join(fmt.Errorf("loopback of a network namespace: %w", err), n.Close())
 	}
 	return n, nil
 }
