@@ -68,6 +68,9 @@ type Agent struct {
 // New makes the agent's parts, takes its directories and the status port and writes the bootstrap, so that what cannot work
 // is known before anything runs. An agent that was made has to be run, or these stay taken.
 func New(o Options) (*Agent, error) {
+	if err := o.Config.Envoy.User.Possible(); err != nil {
+		return nil, usageError{err}
+	}
 	leave, err := occupy(o.Config)
 	if err != nil {
 		return nil, err

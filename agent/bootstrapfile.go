@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 // writeBootstrap puts the bootstrap where Envoy is told to find it, and that of proxyless clients where they are.
@@ -15,11 +17,7 @@ func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
 		return "", usageError{err}
 	}
 	file := filepath.Join(c.Proxy.GetConfigPath(), bootstrapFile)
-	err = writeWhole(file, text, 0o600)
-	if err == nil {
-		err = c.Envoy.User.Give(file)
-	}
-	if err != nil {
+	if err := writeWholeFor(c.Envoy.User, file, text, 0o600); err != nil {
 		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent where it may write, or set configPath", err)
 	}
 	return file, writeGRPCBootstrap(c, from)
@@ -40,8 +38,13 @@ func writeGRPCBootstrap(c *Config, from bootstrap.Config) error {
 
 // writeWhole writes a file of which a reader never sees half.
 func writeWhole(file string, text []byte, mode os.FileMode) error {
+	return writeWholeFor(nil, file, text, mode)
+}
+
+// writeWholeFor is writeWhole for a file that is to be another user's.
+func writeWholeFor(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
 	// Others may find what is for them, and see nothing else.
-	if err := os.MkdirAll(filepath.Dir(file), 0o711); err != nil {
+	if err := o.MkdirAll(filepath.Dir(file), 0o711); err != nil {
 		return err
 	}
 	// A file that was left behind keeps its mode, whatever the one of a new one would be.
@@ -49,7 +52,7 @@ func writeWhole(file string, text []byte, mode os.FileMode) error {
 	if err := os.Remove(temporary); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	err := os.WriteFile(temporary, text, mode)
+	err := writeNew(o, temporary, text, mode)
 	if err == nil {
 		err = os.Rename(temporary, file)
 	}
@@ -57,4 +60,17 @@ func writeWhole(file string, text []byte, mode os.FileMode) error {
 		_ = os.Remove(temporary) // half a file on a full disk only makes it fuller
 	}
 	return err
+}
+
+// writeNew writes a file that is not there, nor a link: others may be able to make some in the same directory.
+func writeNew(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	err = o.GiveOpen(f)
+	if err == nil {
+		_, err = f.Write(text)
+	}
+	return errors.Join(err, f.Close())
 }

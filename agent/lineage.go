@@ -32,7 +32,7 @@ func (e *envoyPart) newLineage() *lineage {
 		err = (envoy.HotRestart{BaseID: id, Dir: dir}).Possible()
 	}
 	if err == nil {
-		err = os.MkdirAll(dir, 0o700)
+		err = e.Config.Envoy.User.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
 		err = e.Config.Envoy.User.Give(dir)

@@ -1,12 +1,14 @@
 package envoy
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -174,10 +176,13 @@ func gaugeEntry(entry []byte, gauges map[string]uint64) error {
 // listenInPlace binds a socket in place of the one that has the name: there is one at every moment.
 func listenInPlace(o *owner.Owner, path string) (*net.UnixConn, error) {
 	staging := path + "_new"
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: staging, Net: "unixgram"})
-	if err == nil {
-		err = os.Chmod(staging, 0o600)
-	}
+	// The mode is that of the socket itself when it gets a name: what has the name later may be a link of Envoy's user.
+	private := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		gone := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) })
+		return cmp.Or(gone, err)
+	}}
+	bound, err := private.ListenPacket(context.Background(), "unixgram", staging)
+	conn, _ := bound.(*net.UnixConn)
 	if err == nil {
 		err = o.Give(staging)
 	}

@@ -2,7 +2,9 @@ package sds
 
 import (
 	"context"
+	"io/fs"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -35,10 +37,10 @@ type watch struct {
 	// wake asks for the files to be followed anew: the set of them is another one.
 	wake chan struct{}
 
-	notifier *fsnotify.Watcher // nil while there are no files, or when it cannot be had
-	mute     bool              // it cannot be had
-	spots    map[spot]bool     // what is waited for
-	watched  map[string]bool   // directories
+	notifier *fsnotify.Watcher      // nil while there are no files, or when it cannot be had
+	mute     bool                   // it cannot be had
+	spots    map[spot]bool          // what is waited for
+	watched  map[string]fs.FileInfo // directories, by the names that they had
 }
 
 func (w *watch) poke() {
@@ -95,7 +97,7 @@ func (w *watch) close() {
 }
 
 func (w *watch) open() {
-	w.spots, w.watched = make(map[spot]bool), make(map[string]bool)
+	w.spots, w.watched = make(map[spot]bool), make(map[string]fs.FileInfo)
 	if w.mute {
 		return
 	}
@@ -163,7 +165,7 @@ func (w *watch) settle(ctx context.Context, events <-chan fsnotify.Event) {
 
 // concerns says whether an event is about one of the files, or about a directory or link on the way to one.
 func (w *watch) concerns(event fsnotify.Event) bool {
-	if w.watched[event.Name] {
+	if w.watched[event.Name] != nil {
 		if event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
 			_ = w.notifier.Remove(event.Name)
 			delete(w.watched, event.Name)
@@ -171,6 +173,28 @@ func (w *watch) concerns(event fsnotify.Event) bool {
 		return true
 	}
 	return w.spots[spotOf(event.Name)]
+}
+
+// add watches a directory, and says whether it was not watched before: another one has its name since one above it was
+// moved, or since something was mounted over it.
+func (w *watch) add(dir string) bool {
+	is, err := os.Stat(dir)
+	if err != nil { // it may have gone this moment, and is found anew then
+		return false
+	}
+	was := w.watched[dir]
+	if was != nil && os.SameFile(was, is) {
+		return false
+	}
+	if was != nil {
+		_ = w.notifier.Remove(dir)
+		delete(w.watched, dir)
+	}
+	if w.notifier.Add(dir) != nil {
+		return false
+	}
+	w.watched[dir] = is
+	return true
 }
 
 // follow brings the watched directories in line with the paths, and says whether there are new ones: what happened in
@@ -190,11 +214,9 @@ func (w *watch) follow(paths []string) (more bool) {
 	}
 	w.spots = spots
 	for dir := range wanted {
-		if w.watched[dir] || w.notifier.Add(dir) != nil { // which may have gone this moment, and is found anew then
-			continue
+		if w.add(dir) {
+			more = true
 		}
-		w.watched[dir] = true
-		more = true
 	}
 	for dir := range w.watched {
 		if !wanted[dir] {

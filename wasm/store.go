@@ -77,7 +77,6 @@ func (s *store) open() {
 		return
 	}
 	s.opened = true
-	_ = s.owner.GiveTree(s.dir) // what is there of before; where there is nothing yet, there is nothing to give
 	file, err := os.Open(filepath.Join(s.dir, indexName))
 	if err != nil {
 		return
@@ -114,12 +113,17 @@ func (s *store) find(place, sum string) *entry {
 	return &copied
 }
 
+// show lets Envoy read a module, and change nothing.
+func (s *store) show(path string) error {
+	return cmp.Or(s.owner.Show(s.dir), s.owner.Show(filepath.Join(s.dir, filepath.Dir(path))), s.owner.Show(filepath.Join(s.dir, path)))
+}
+
 // whole looks once whether a file is what its name says, and forgets it otherwise.
 func (s *store) whole(e *entry) bool {
-	info, err := os.Stat(filepath.Join(s.dir, e.path))
+	info, err := os.Lstat(filepath.Join(s.dir, e.path))
 	good := err == nil && info.Mode().IsRegular() && info.Size() == e.Size
 	if good && !s.verified[e.path] {
-		good = s.sumOf(e.path) == e.sum()
+		good = s.sumOf(e.path) == e.sum() && s.show(e.path) == nil // it may be from before Envoy ran as another user
 	}
 	s.verified[e.path] = good
 	if !good {
@@ -143,10 +147,10 @@ func (s *store) sumOf(path string) string {
 
 // temporary makes a file for a module that is being fetched.
 func (s *store) temporary() (*os.File, error) {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	if err := s.owner.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := s.owner.Give(s.dir); err != nil {
+	if err := s.owner.Show(s.dir); err != nil {
 		return nil, err
 	}
 	return os.CreateTemp(s.dir, tempPrefix) // with mode 0600
@@ -160,10 +164,10 @@ func (s *store) put(place string, f *fetched) (*entry, error) {
 	path := filepath.Join(hexSum(place), f.sum+".wasm")
 	err := os.MkdirAll(filepath.Join(s.dir, hexSum(place)), 0o700)
 	if err == nil {
-		err = s.owner.Give(filepath.Join(s.dir, hexSum(place)), f.file)
+		err = os.Rename(f.file, filepath.Join(s.dir, path))
 	}
 	if err == nil {
-		err = os.Rename(f.file, filepath.Join(s.dir, path))
+		err = s.show(path)
 	}
 	if err != nil {
 		_ = os.Remove(f.file)
@@ -309,6 +313,7 @@ func (s *store) save() error {
 		return err
 	}
 	file := filepath.Join(s.dir, indexName)
+	_ = os.Remove(file + ".new") // which may be a link, if the directory was not always the agent's
 	if err := os.WriteFile(file+".new", content, 0o600); err != nil {
 		_ = os.Remove(file + ".new")
 		return fmt.Errorf("keeping the index of modules: %w", err)

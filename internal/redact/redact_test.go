@@ -123,3 +123,27 @@ func blank(v any) any {
 	}
 	return v
 }
+
+// Whatever the expression finds has to be looked for.
+func FuzzMayHold(f *testing.F) {
+	for _, text := range []string{
+		"-----BEGIN RSA PRIVATE KEY-----\nabc", "a Bearer abcdefghijkl", "BASIC YWxhZGRpbjpv", "x eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.abc",
+		"https://ann:secret@example.com/", "/v?sig=abc", "a&X-Amz-Signature=abc", "/books?access_token=x", "eyJeyJbearer bearer abcdefghi",
+		"\u017fig", "?\u017fig=x", "ba\u017fic YWxhZGRpbjpv", "?to\u212aen=abc",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if secretTexts().MatchString(text) && !mayHold(text) {
+			t.Errorf("%q holds a secret that is not looked for", text)
+		}
+	})
+}
+
+func BenchmarkLooks(b *testing.B) {
+	const line = `[2026-11-21 18:10:34.573][7749][debug][http] [source/common/http/conn_manager_impl.cc:393] [Tags: "ConnectionId":"123","StreamId":"9876543210123"] request headers complete (end_stream=true):`
+	b.SetBytes(int64(len(line)))
+	for b.Loop() {
+		Looks(line)
+	}
+}

@@ -39,7 +39,7 @@ func ListenFor(o *owner.Owner, path string, mode fs.FileMode) (net.Listener, err
 		return nil, fmt.Errorf("unix socket %s: the path has %d bytes and may have %d: name it relative to the working directory",
 			path, len(path), maxPath-len(".new"))
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := o.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("unix socket %s: making its directory: %w", path, err)
 	}
 	if err := removeStale(path); err != nil {

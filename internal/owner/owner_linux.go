@@ -1,0 +1,62 @@
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// give holds on to what has the name, so that it is still what was looked at when it is given away.
+func give(path string, o *Owner) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var s unix.Stat_t
+	if err := unix.Fstat(fd, &s); err != nil {
+		return err
+	}
+	kind := s.Mode & unix.S_IFMT
+	switch {
+	case kind == unix.S_IFLNK:
+		return errors.New("it is a symbolic link: remove it")
+	case kind != unix.S_IFDIR && s.Nlink != 1:
+		return fmt.Errorf("it has %d names, and may be somebody else's: remove it", s.Nlink)
+	case s.Uid != uint32(os.Geteuid()) && s.Uid != o.UID:
+		return fmt.Errorf("it is user %d's: remove it", s.Uid)
+	}
+	return unix.Fchownat(fd, "", int(o.UID), int(o.GID), unix.AT_EMPTY_PATH)
+}
+
+// needed are the capabilities that it takes to run a program as another user, and to end it: without the last it would
+// outlive even the death of this process, since the kernel asks for it then too.
+var needed = []struct {
+	bit  uint
+	name string
+}{{unix.CAP_CHOWN, "CHOWN"}, {unix.CAP_SETGID, "SETGID"}, {unix.CAP_SETUID, "SETUID"}, {unix.CAP_KILL, "KILL"}}
+
+// Possible says why this process cannot run a program as the owner, nil if it can.
+func (o *Owner) Possible() error {
+	if o == nil {
+		return nil
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return nil // then it is found out by trying
+	}
+	var missing []string
+	for _, c := range needed {
+		if sets[c.bit/32].Effective&(1<<(c.bit%32)) == 0 {
+			missing = append(missing, c.name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("running Envoy as user %d takes capabilities that root does not have here: add %s", o.UID, strings.Join(missing, ", "))
+}

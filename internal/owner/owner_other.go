@@ -1,0 +1,10 @@
+//go:build !linux
+
+package owner
+
+import "os"
+
+func give(path string, o *Owner) error { return os.Lchown(path, int(o.UID), int(o.GID)) }
+
+// Possible says why this process cannot run a program as the owner, nil if it can.
+func (o *Owner) Possible() error { return nil }
