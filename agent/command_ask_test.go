@@ -172,7 +172,7 @@ func TestRequestKeepsTheContract(t *testing.T) {
 
 func TestUnknownCommandIsAnErrorOfUsage(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"nonsense"}, {"istio-iptables", "-p", "15001"}, {"--nonsense"}, {"xds", "nonsense"}} {
+	for _, args := range [][]string{{"nonsense"}, {"istio-clean-iptables"}, {"--nonsense"}, {"xds", "nonsense"}} {
 		s := &setup{dir: t.TempDir(), args: args, env: []string{asAgent + "=1"}}
 		r := s.start(t)
 		r.endsWith(2, "pilotfish-agent: unknown ")
