@@ -27,14 +27,16 @@ func checkNetNS(f *os.File) error {
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
 		return types.NewError(types.ErrInvalidNetNS, f.Name()+" is no network namespace", "CNI_NETNS has to name one")
 	}
-	var theirs, ours unix.Stat_t
+	var theirs, ours, first unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &theirs); err != nil {
 		return types.NewError(types.ErrInvalidNetNS, "the sandbox's network namespace cannot be looked at", err.Error())
 	}
-	if err := unix.Stat("/proc/self/ns/net", &ours); err != nil {
+	// /proc/self is the process's first thread, which may be in another namespace than the one that is here.
+	if err := unix.Stat("/proc/thread-self/ns/net", &ours); err != nil {
 		return types.NewError(types.ErrInvalidNetNS, "the plugin's own network namespace cannot be looked at", err.Error())
 	}
-	if theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
+	nodes := unix.Stat("/proc/1/ns/net", &first) == nil && theirs.Dev == first.Dev && theirs.Ino == first.Ino
+	if nodes || theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
 		return types.NewError(types.ErrInvalidNetNS, "the sandbox's network namespace is the node's own",
 			fmt.Sprintf("%s is not touched: redirection there would take the whole node's traffic", f.Name()))
 	}

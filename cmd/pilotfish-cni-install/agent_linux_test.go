@@ -294,6 +294,12 @@ func TestEndOfTheDaemonSetUninstalls(t *testing.T) {
 	if _, err := network.AddNetworkList(t.Context(), list, pod); err != nil {
 		t.Fatal(err)
 	}
+	testenv.Eventually(t, "the agent's look at its daemon set", func() error {
+		if !strings.Contains(h.log.String(), "daemon set of this agent is seen") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 	h.api.SetObject(daemonSet, "")
 	if err := stop(); err != nil {
 		t.Fatal(err)
@@ -312,6 +318,20 @@ func TestEndOfTheDaemonSetUninstalls(t *testing.T) {
 	_ = os.Remove(h.path("bin/pilotfish-cni")) // whose memory of sandboxes is the node's, not this test's
 	if after := h.tree(); after != before {
 		t.Errorf("left\n%s\nwas\n%s", after, before)
+	}
+}
+
+func TestDaemonSetThatNeverWasIsNotTakenForOneThatWasDeleted(t *testing.T) {
+	h := newHost(t)
+	h.env["DAEMONSET_NAME"] = "of-another-name"
+	if err := h.start()(); err != nil {
+		t.Fatal(err)
+	}
+	if _, list := h.network(); len(list.Plugins) != 2 {
+		t.Error("a wrong name uninstalls the plugin with each upgrade")
+	}
+	if !strings.Contains(h.log.String(), "daemonset-name") {
+		t.Error("the remedy is not said")
 	}
 }
 

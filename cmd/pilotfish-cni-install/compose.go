@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/install"
@@ -32,7 +33,8 @@ type nodeAgent struct {
 	settings  *settings
 	api       *kube.Client
 	installer *install.Installer
-	parts     []part // but the installer
+	parts     []part      // but the installer
+	seen      atomic.Bool // the daemon set was there
 	logger    *slog.Logger
 }
 
@@ -155,6 +157,7 @@ func (a *nodeAgent) run(ctx context.Context) error {
 			}
 		})
 	}
+	running.Go(func() { a.seeOwner(serving) })
 	_ = a.installer.Run(ctx)
 	err := a.leave(ctx)
 	stop()
@@ -163,6 +166,35 @@ func (a *nodeAgent) run(ctx context.Context) error {
 		err = errors.Join(cause, err)
 	}
 	return err
+}
+
+// seeOwner looks for the daemon set until it was there once. One that never was has not been deleted: its name is wrong.
+func (a *nodeAgent) seeOwner(ctx context.Context) {
+	s := a.settings
+	if s.podNamespace == "" || s.daemonSet == "" {
+		return
+	}
+	told := ""
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		gone, err := a.api.DaemonSetGone(ctx, s.podNamespace, s.daemonSet)
+		if err == nil && !gone {
+			a.seen.Store(true)
+			a.logger.Debug("the daemon set of this agent is seen", "daemonset", s.daemonSet)
+			return
+		}
+		if err == nil {
+			err = fmt.Errorf("there is no daemon set %s/%s (pod-namespace, daemonset-name)", s.podNamespace, s.daemonSet)
+		}
+		if ctx.Err() == nil && told != err.Error() {
+			told = err.Error()
+			a.logger.Warn("this agent's daemon set is not seen: until it is, the plugin stays installed when the agent ends", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
 }
 
 // leave uninstalls the plugin when nobody comes after this agent, which the API server knows: its daemon set is gone. When
@@ -184,6 +216,11 @@ func (a *nodeAgent) leave(ctx context.Context) error {
 		return nil
 	case !gone:
 		a.logger.Info("the plugin stays installed: the daemon set goes on, with another agent", "daemonset", s.daemonSet)
+		return nil
+	}
+	if !a.seen.Load() {
+		a.logger.Warn("the plugin stays installed: the API server knows no such daemon set, and never did while this agent ran",
+			"namespace", s.podNamespace, "daemonset", s.daemonSet, "remedy", "set daemonset-name; to take the plugin away run pilotfish-cni-install uninstall on the node")
 		return nil
 	}
 	a.logger.Info("the daemon set is deleted: the plugin is uninstalled", "daemonset", s.daemonSet)

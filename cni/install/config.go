@@ -49,7 +49,7 @@ type Config struct {
 
 	// Tell is called after each attempt, for metrics: with "SUCCESS", or the step that failed; nil for none.
 	Tell func(result string)
-	// Fought is called when somebody else has taken the plugin out of a file; nil for none.
+	// Fought is called when somebody else has changed or taken away a file of the installation; nil for none.
 	Fought func(file string)
 	Logger *slog.Logger
 
@@ -85,6 +85,10 @@ func (c *Config) check() error {
 	}
 	if c.KubeconfigMode == 0 {
 		c.KubeconfigMode = 0o600
+	}
+	if c.KubeconfigMode&0o600 != 0o600 || c.KubeconfigMode&^0o755 != 0 {
+		errs = append(errs, fmt.Errorf("the kubeconfig's mode is %#o: its owner has to read and write it, and nobody else may write it: give 0600, with the 0 (kubeconfig-mode)",
+			uint32(c.KubeconfigMode)))
 	}
 	if c.Results == "" {
 		c.Results = "/var/lib/cni/results"

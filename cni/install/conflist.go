@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -36,6 +37,9 @@ func parseNetwork(path string, content []byte) (*network, error) {
 	decoder.UseNumber()
 	if err := decoder.Decode(&n.fields); err != nil {
 		return nil, fmt.Errorf("CNI configuration %s: %w", path, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("CNI configuration %s: more follows after its end", path)
 	}
 	if _, isString := n.fields["name"].(string); !isString {
 		return nil, fmt.Errorf("CNI configuration %s has no name", path)
@@ -218,14 +222,20 @@ func primary(dir, name string) (*network, error) {
 		}
 	}
 	if broken != nil {
-		return nil, broken
+		return nil, broken.err
 	}
 	return nil, fmt.Errorf("%w: %s", errNoNetwork, dir)
 }
 
+// unreadable is a configuration that cannot be read.
+type unreadable struct {
+	path string
+	err  error
+}
+
 // networks are the configurations of a folder that can be read, in the order of their names, and what is wrong with the
 // first that cannot.
-func networks(dir string) (all []*network, broken, err error) {
+func networks(dir string) (all []*network, broken *unreadable, err error) {
 	entries, err := os.ReadDir(dir) // sorted
 	if err != nil {
 		return nil, nil, err
@@ -238,7 +248,7 @@ func networks(dir string) (all []*network, broken, err error) {
 		}
 		n, err := readNetwork(filepath.Join(dir, e.Name()))
 		if err != nil && broken == nil {
-			broken = err
+			broken = &unreadable{filepath.Join(dir, e.Name()), err}
 		}
 		if err == nil && n != nil {
 			all = append(all, n)
@@ -249,8 +259,32 @@ func networks(dir string) (all []*network, broken, err error) {
 
 func readNetwork(path string) (*network, error) {
 	f, err := read(path, maxConf)
-	if err != nil || !f.exists {
+	if err != nil {
 		return nil, err
 	}
+	if !f.exists {
+		if to, err := os.Readlink(path); err == nil {
+			return nil, fmt.Errorf("%s is a link to %s, which cannot be seen from here: mount that, too", path, to)
+		}
+		return nil, nil
+	}
 	return parseNetwork(path, f.content)
+}
+
+// errShadowed says that runtimes may take another file than the one that has the plugin.
+var errShadowed = errors.New("container runtimes may take a CNI configuration without the plugin, or none")
+
+// shadowed is an error when a file that cannot be read comes before the one that was taken for the primary's: what runtimes make of it
+// is not known from here.
+func shadowed(dir string) error {
+	all, broken, err := networks(dir)
+	if err != nil || broken == nil {
+		return err
+	}
+	for _, n := range all {
+		if len(n.types()) > 0 && n.path < broken.path {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s comes first and cannot be read (mend or remove it): %w", errShadowed, broken.path, broken.err)
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // staging marks files that are being written. Their names begin with a dot and end in no extension that a container
@@ -118,7 +119,7 @@ func (d *disk) syncDir(dir string) error {
 // sweep removes what a run that was killed had begun to write.
 func (d *disk) sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil
 	}
 	if err != nil {
@@ -143,8 +144,8 @@ type file struct {
 
 // read takes a file of bounded size; one that is not there is no error.
 func read(path string, most int64) (file, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return file{}, nil
 	}
 	if err != nil {

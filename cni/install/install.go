@@ -27,7 +27,10 @@ type Installer struct {
 	entry  map[string]any
 	fights fights
 	absent bool              // the last attempt found the configuration without the plugin
+	undone string            // a file of the last attempt that somebody else has changed since ours; ""
 	copied map[string]string // stamps of source and copy, by the copy's path
+	source map[string]string // stamps of the source alone, by the copy's path
+	known  []byte            // the kubeconfig that was written last
 
 	mu        sync.Mutex
 	condition health.Condition
@@ -44,7 +47,7 @@ func New(c Config) (*Installer, error) {
 	}
 	entry["type"] = PluginType
 	return &Installer{
-		config: c, disk: &disk{before: c.before}, entry: entry, copied: map[string]string{},
+		config: c, disk: &disk{before: c.before}, entry: entry, copied: map[string]string{}, source: map[string]string{},
 		condition: health.Condition{Reason: "the CNI plugin is not installed yet"},
 	}, nil
 }
@@ -57,13 +60,13 @@ func (in *Installer) Health() health.Condition {
 }
 
 // Install brings everything to where it should be, and says whether anything had to change. It may be repeated. When a
-// step fails what was done is taken back, so that the node is as it was. That there is no primary plugin yet is an error
-// after which the rest stays: its configuration is waited for.
+// step fails what was done is taken back, so that the node is as it was. That there is no primary plugin yet, or that a
+// file before it cannot be read, is an error after which the rest stays.
 func (in *Installer) Install() (changed bool, err error) {
 	done := &changes{disk: in.disk}
 	result, err := in.steps(done)
 	changed = len(done.done) > 0
-	if err == nil || errors.Is(err, errNoNetwork) {
+	if err == nil || errors.Is(err, errNoNetwork) || errors.Is(err, errShadowed) {
 		done.keep()
 	} else if undone := done.undo(); undone != nil {
 		err = errors.Join(err, undone)
@@ -141,7 +144,11 @@ func (in *Installer) binary(done *changes, path string) error {
 	if err := done.copy(path, in.config.Binary, 0o755); err != nil {
 		return err
 	}
-	in.copied[path] = stamps(in.config.Binary, path)
+	source := stamps(in.config.Binary)
+	if source != "" && source == in.source[path] {
+		in.undone = path
+	}
+	in.copied[path], in.source[path] = stamps(in.config.Binary, path), source
 	return nil
 }
 
@@ -166,18 +173,28 @@ func (in *Installer) credentials(done *changes) error {
 	if err != nil {
 		return err
 	}
-	_, err = done.write(in.config.Kubeconfig, text, in.config.KubeconfigMode)
+	changed, err := done.write(in.config.Kubeconfig, text, in.config.KubeconfigMode)
+	if err == nil && changed && string(text) == string(in.known) {
+		in.undone = in.config.Kubeconfig
+	}
+	in.known = text
 	return err
 }
 
 func (in *Installer) configuration(done *changes) error {
+	var err error
 	switch in.config.Mode {
 	case Standalone:
 		return in.standalone(done)
 	case DropIn:
-		return in.dropIn(done)
+		err = in.dropIn(done)
+	default:
+		err = in.chain(done)
 	}
-	return in.chain(done)
+	if err != nil || in.config.ConfName != "" {
+		return err
+	}
+	return shadowed(in.config.ConfDir)
 }
 
 // standalone writes a configuration of our own.
@@ -194,7 +211,14 @@ func (in *Installer) standalone(done *changes) error {
 	if name == "" {
 		name = defaultStandalone
 	}
-	return in.rewrite(done, filepath.Join(in.config.ConfDir, name), text, 0o644)
+	path, before := filepath.Join(in.config.ConfDir, name), len(done.done)
+	if err := in.rewrite(done, path, text, 0o644); err != nil {
+		return err
+	}
+	if len(done.done) > before {
+		in.undone = path
+	}
+	return nil
 }
 
 // chain puts the plugin at the end of the primary's list. A single plugin's file becomes a list in a file beside it, and
@@ -214,7 +238,7 @@ func (in *Installer) chainInto(done *changes, n *network) error {
 	if n.has(in.entry) {
 		return nil
 	}
-	in.absent = n.ours() == nil
+	in.absent, in.undone = n.ours() == nil, n.path
 	text, err := n.chained(in.entry)
 	if err != nil {
 		return err
@@ -260,8 +284,12 @@ func (in *Installer) dropIn(done *changes) error {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		in.absent = n.ours() == nil
 	}
+	before := len(done.done)
 	if err := in.rewrite(done, path, text, 0o644); err != nil {
 		return err
+	}
+	if len(done.done) > before {
+		in.undone = n.path
 	}
 	if n.ours() == nil {
 		return nil

@@ -20,10 +20,8 @@ func (in *Installer) Run(ctx context.Context) error {
 		wait := in.round(installed)
 		installed = installed || in.Health().OK
 		if wait > 0 {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(wait):
+			if err := in.truce(ctx, wait); err != nil {
+				return err
 			}
 			continue
 		}
@@ -35,7 +33,7 @@ func (in *Installer) Run(ctx context.Context) error {
 
 // round installs once and says how long to wait before the next, whatever happens to the files meanwhile.
 func (in *Installer) round(installed bool) time.Duration {
-	in.absent = false
+	in.absent, in.undone = false, ""
 	changed, err := in.Install()
 	switch {
 	case err != nil:
@@ -43,26 +41,54 @@ func (in *Installer) round(installed bool) time.Duration {
 		return 0 // the next look is at the next change, or soon
 	case !changed:
 		return 0
-	case !installed || !in.absent:
+	case !installed || in.undone == "":
 		in.config.Logger.Info("the CNI plugin is installed", "folder", in.config.ConfDir)
 		return 0
 	}
-	n, _ := primary(in.config.ConfDir, in.config.ConfName)
-	path := in.config.ConfDir
-	if n != nil {
-		path = n.path
-	}
+	path := in.undone
 	if in.config.Fought != nil {
 		in.config.Fought(filepath.Base(path))
 	}
 	fight, wait := in.fights.round(time.Now())
 	if !fight {
-		in.config.Logger.Info("another program had taken the CNI plugin out of the configuration: it is in again", "file", path)
+		in.config.Logger.Info("another program had changed what is installed: it is put right", "file", path, "plugin-taken-out", in.absent)
 		return 0
 	}
-	in.config.Logger.Warn("another program takes the CNI plugin out of the configuration again and again; each time pods may start unprotected",
-		"file", path, "rounds", len(in.fights.rounds), "within", quickTime, "next", wait, "likely", fighter(n))
+	text := "another program takes the CNI plugin out of the configuration again and again; each time pods may start unprotected"
+	if !in.absent {
+		text = "another program changes what is installed again and again"
+	}
+	in.config.Logger.Warn(text, "file", path, "rounds", len(in.fights.rounds), "within", quickTime, "next", wait, "likely", in.fighter(path))
 	return wait
+}
+
+func (in *Installer) fighter(path string) string {
+	if filepath.Dir(path) != filepath.Clean(in.config.ConfDir) {
+		return "another node agent that installs into the same folder, as Istio's does by default: remove it, or give this one another (cni-agent-run-dir)"
+	}
+	n, _ := primary(in.config.ConfDir, in.config.ConfName)
+	return fighter(n)
+}
+
+// truce waits in a fight. Where it is about what does not keep pods from being captured the wait ends when the plugin is
+// taken out.
+func (in *Installer) truce(ctx context.Context, wait time.Duration) error {
+	over := time.NewTimer(wait)
+	defer over.Stop()
+	look := time.NewTicker(in.config.Settle)
+	defer look.Stop()
+	for absent := in.absent; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-over.C:
+			return nil
+		case <-look.C:
+			if n, err := primary(in.config.ConfDir, in.config.ConfName); !absent && in.config.Mode == Chained && err == nil && n.ours() == nil {
+				return nil
+			}
+		}
+	}
 }
 
 // watch hears of changes of the files.

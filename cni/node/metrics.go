@@ -34,7 +34,7 @@ func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		Installs: counters("istio_cni_installs_total", "Installations of the CNI plugin, by result.", "result"),
-		Fights:   counters("pilotfish_cni_configuration_rewritten_total", "How often somebody else changed the CNI configuration that the plugin was chained into, by file.", "file"),
+		Fights:   counters("pilotfish_cni_configuration_rewritten_total", "How often somebody else changed or took away what is installed, by file.", "file"),
 		Repairs:  counters("istio_cni_repair_pods_repaired_total", "Pods without redirection that were dealt with, by type of repair and result.", "type", "result"),
 		Checks:   counters("pilotfish_cni_checks_total", "Checks of the rules of live pods, by result.", "result"),
 		Drifted:  gauge("pilotfish_cni_drifted_pods", "Live pods whose rules are not those that they should have."),
