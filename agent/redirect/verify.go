@@ -80,10 +80,18 @@ func (v *verification) run(cmd *cobra.Command) error {
 		return err
 	}
 	if !r.OK() {
-		return &ExitError{fmt.Errorf("the redirection is not what it should be: %s in the rules, %s gone astray; `iptables` with the same options puts it right",
-			verify.Count(len(r.Differences), "difference"), verify.Count(len(r.Failed()), "packet")), 1}
+		return &ExitError{fmt.Errorf("the redirection is not what it should be: %s in the rules, %s gone astray; %s",
+			verify.Count(len(r.Differences), "difference"), verify.Count(len(r.Failed()), "packet"), remedy(r)), 1}
 	}
 	return nil
+}
+
+// remedy says what to do.
+func remedy(r *verify.Report) string {
+	if len(r.Differences) > 0 {
+		return "`iptables` with the same options puts our rules right"
+	}
+	return "our rules are right, so that something else is in the way: rules of others (`iptables trace` shows which a packet meets), routing, or an interface that is down (`ip link set lo up`)"
 }
 
 func (v *verification) look(cmd *cobra.Command, space namespace, rules *iptables.RuleSet) (*verify.Report, error) {

@@ -211,6 +211,15 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	return in, nil
 }
 
+// Foreign tells of chains of others that nftables knows. A kernel without it has none.
+func (b *Backend) Foreign(ctx context.Context) ([]iptables.ForeignChain, error) {
+	all, err := b.nft.Foreign(ctx)
+	if errors.Is(err, nft.ErrUnsupported) {
+		return nil, nil
+	}
+	return all, err
+}
+
 func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in.Rules.Chains) > 0 }
 
 // Clean takes away what either back end has of ours, and routing.

@@ -31,3 +31,6 @@ func (*Backend) Clean(context.Context) error { return errLinux }
 
 // ChainsOfIPTables fails.
 func (*Backend) ChainsOfIPTables(context.Context, ...string) ([]string, error) { return nil, errLinux }
+
+// Foreign fails.
+func (*Backend) Foreign(context.Context) ([]iptables.ForeignChain, error) { return nil, errLinux }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -204,8 +205,13 @@ func (c *conn) readSets(s *state, full bool) error {
 }
 
 func (c *conn) readElements(set string) ([]kernelElement, error) {
-	replies, err := c.dump(unix.NFT_MSG_GETSETELEM, concat(
-		text(unix.NFTA_SET_ELEM_LIST_TABLE, Table), text(unix.NFTA_SET_ELEM_LIST_SET, set)))
+	return c.elementsOf(unix.NFPROTO_INET, Table, set)
+}
+
+// elementsOf reads a set of any table.
+func (c *conn) elementsOf(family int, table, set string) ([]kernelElement, error) {
+	replies, err := c.ask(message{kind: unix.NFT_MSG_GETSETELEM, flags: netlink.Dump, family: family, body: concat(
+		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, set))})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, errInterrupted
 	}

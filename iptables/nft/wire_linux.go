@@ -23,17 +23,20 @@ type message struct {
 	flags netlink.HeaderFlags
 	body  []byte // attributes
 	what  string // for errors: "rule outbound/x"
-	// family is that of our table, unless it is anyFamily.
+	// family is that of our table if it is 0.
 	family int
 }
 
 const anyFamily = -1
 
 func (m message) header() []byte {
-	if m.family == anyFamily {
+	switch m.family {
+	case anyFamily:
 		return header(unix.NFPROTO_UNSPEC, 0)
+	case 0:
+		return header(unix.NFPROTO_INET, 0)
 	}
-	return header(unix.NFPROTO_INET, 0)
+	return header(byte(m.family), 0)
 }
 
 // patience is how long the kernel may take to answer a question without a deadline of its own.

@@ -402,7 +402,11 @@ func (k *kernel) read(f family) (*iptables.Routing, []string, error) {
 			out = found
 		}
 	}
-	return out, words, nil
+	if out == nil {
+		return nil, words, nil
+	}
+	astray, err := k.astray(out, f)
+	return out, append(words, astray...), err
 }
 
 func wantedAddresses(list []netip.Prefix, of iptables.Families) map[netip.Prefix]bool {

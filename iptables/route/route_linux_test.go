@@ -127,3 +127,28 @@ func TestHalfOfTheRoutingIsToldOf(t *testing.T) {
 		t.Errorf("strange: %v %v", strange, err)
 	}
 }
+
+func TestWhoTakesMarkedPacketsElsewhereIsToldOf(t *testing.T) {
+	for name, script := range map[string]string{
+		"a rule before ours":                   `ip rule add fwmark 0x539 lookup 99 priority 100; ip route add default dev eth0 table 99`,
+		"a rule before ours for one address":   `ip rule add from 10.1.0.1 lookup 99 priority 100; ip route add default dev eth0 table 99`,
+		"a route beside ours":                  `ip route add 10.2.0.0/16 dev eth0 table 133`,
+		"a rule before ours, of the family v6": `ip -6 rule add fwmark 0x539 lookup 99 priority 100; ip -6 route add default dev eth0 table 99`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := testns.New(t)
+			run1(t, ns, `ip link add eth0 type veth peer name eth1; ip link set eth0 up; ip link set eth1 up; ip addr add 10.1.0.1/24 dev eth0; ip addr add fd01::1/64 dev eth0 nodad`)
+			r := New(Config{NetNS: int(ns.Handle)})
+			if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
+				t.Fatal(err)
+			}
+			if got, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) > 0 || !reflect.DeepEqual(got, wanted) {
+				t.Fatalf("before: %+v %v %v", got, strange, err)
+			}
+			run1(t, ns, script)
+			if _, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) != 1 {
+				t.Errorf("%v %v", strange, err)
+			}
+		})
+	}
+}

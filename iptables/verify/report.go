@@ -23,6 +23,8 @@ type Report struct {
 	// Unproven says what could not be shown with packets, and why.
 	Unproven []string      `json:"unproven,omitempty"`
 	Took     time.Duration `json:"took_ns"`
+
+	foreign []iptables.ForeignChain
 }
 
 // OK tells that nothing is otherwise than it should be.

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,6 +40,8 @@ type sampler struct {
 	port  uint16
 	user  uint32
 	group uint32
+	// foreign is what rules of others name.
+	foreign []iptables.Named
 	// alone says that user and group are this process's own, and that it cannot send as anybody else.
 	alone bool
 	// indoors says that packets from outside cannot be sent, and those that leave not be seen.
@@ -81,7 +84,7 @@ func (s *sampler) samples() (all []sample, left int) {
 			all = append(all, one)
 		}
 	}
-	for _, p := range s.kinds() {
+	for _, p := range append(s.kinds(), s.strangers()...) {
 		if s.sends(&p) {
 			add(sample{Packet: p})
 		}
@@ -167,6 +170,48 @@ func (s *sampler) kinds() (all []iptables.Packet) {
 				all = append(all, s.outbound(protocol, to, s.port))
 			}
 			all = append(all, s.inbound(f, protocol, s.port), s.outbound(protocol, s.outside(f), 53))
+		}
+	}
+	return all
+}
+
+// maxForeign bounds the destinations of others' rules that are tried.
+const maxForeign = 30
+
+// named are the destinations that rules of others speak of, each once.
+func named(chains []iptables.ForeignChain) (all []iptables.Named) {
+	for _, c := range chains {
+		for _, n := range c.Named {
+			if len(all) < maxForeign {
+				all = once(all, n)
+			}
+		}
+	}
+	return all
+}
+
+// strangers are connections and questions to where rules of others name, and connections from outside.
+func (s *sampler) strangers() (all []iptables.Packet) {
+	uids := s.named().uids
+	for _, n := range s.foreign {
+		port := cmp.Or(n.Port, s.port)
+		for _, f := range s.families() {
+			to := n.Address
+			if !to.IsValid() || to.IsUnspecified() || to.IsMulticast() || to.IsLinkLocalUnicast() {
+				to = s.outside(f)
+			}
+			if family(to) != f || s.rules.Families&f == 0 {
+				continue
+			}
+			p := s.outbound(iptables.TCP, to, port)
+			all = append(all, p, s.outbound(iptables.UDP, to, port))
+			if len(uids) > 0 { // the proxy passes on to there
+				p.UID = &uids[0]
+				all = append(all, p)
+			}
+			if !n.Address.IsValid() {
+				all = append(all, s.inbound(f, iptables.TCP, port))
+			}
 		}
 	}
 	return all

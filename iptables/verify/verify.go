@@ -59,10 +59,26 @@ func (r *Report) read(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("read what is in force: %w", err)
 	}
 	r.Backend = cfg.Backend.Name() // which may be known only now
-	if in.Rules == nil && len(cfg.Want.Chains) == 0 && len(in.Strange) == 0 {
+	if in.Rules != nil || len(cfg.Want.Chains) > 0 || len(in.Strange) > 0 {
+		r.Differences = iptables.Diff(cfg.Want, in)
+	}
+	return r.readForeign(ctx, cfg)
+}
+
+// readForeign notes the chains of others, if the back end knows of them.
+func (r *Report) readForeign(ctx context.Context, cfg Config) (err error) {
+	sees, ok := cfg.Backend.(interface {
+		Foreign(context.Context) ([]iptables.ForeignChain, error)
+	})
+	if !ok {
 		return nil
 	}
-	r.Differences = iptables.Diff(cfg.Want, in)
+	if r.foreign, err = sees.Foreign(ctx); err != nil {
+		return fmt.Errorf("read the rules of others: %w", err)
+	}
+	for _, c := range r.foreign {
+		r.Notes = append(r.Notes, "rules of others see packets too: "+c.String())
+	}
 	return nil
 }
 
@@ -109,6 +125,7 @@ func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
 	}
 	r.Notes = append(r.Notes, passing(cfg.Want, at)...)
 	s := newSampler(cfg.Want, at, packets.SenderIn(cfg.NetNS))
+	s.foreign = named(r.foreign)
 	all, left := s.samples()
 	if left > 0 {
 		r.Unproven = append(r.Unproven, fmt.Sprintf("%d rules are more than are tested with packets", left))

@@ -1,0 +1,209 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Foreign tells of the base chains of others, iptables-nft's among them, that packets of the namespace meet, and of what
+// their rules name: who tests with packets of other ports and addresses would not see what these rules do.
+func (b *Backend) Foreign(ctx context.Context) (all []iptables.ForeignChain, err error) {
+	err = b.within(ctx, func(c *conn) error {
+		for range attempts {
+			if all, err = c.foreign(); !errors.Is(err, errInterrupted) {
+				return err
+			}
+		}
+		return err
+	})
+	return all, err
+}
+
+// owner is what a chain of any table is known by.
+type owner struct {
+	family       byte
+	table, chain string
+}
+
+func (c *conn) foreign() ([]iptables.ForeignChain, error) {
+	chains, err := c.ask(message{kind: unix.NFT_MSG_GETCHAIN, flags: unix.NLM_F_DUMP, family: anyFamily})
+	if err != nil {
+		return nil, err
+	}
+	rules, err := c.ask(message{kind: unix.NFT_MSG_GETRULE, flags: unix.NLM_F_DUMP, family: anyFamily})
+	if err != nil {
+		return nil, err
+	}
+	named := map[owner][]iptables.Named{} // by table: rules of chains that base chains jump to count for these
+	count := map[owner]int{}
+	for _, r := range rules {
+		a := r.attributes()
+		at := owner{family: familyByte(r.data), table: a.text(unix.NFTA_RULE_TABLE), chain: a.text(unix.NFTA_RULE_CHAIN)}
+		rule := kernelRuleOf(a)
+		if !foreignTable(at) || oursByIPTables(at.chain, rule) {
+			continue
+		}
+		count[at]++
+		table := owner{family: at.family, table: at.table}
+		named[table] = append(named[table], c.names(at, rule)...)
+	}
+	var all []iptables.ForeignChain
+	for _, r := range chains {
+		a := r.attributes()
+		at := owner{family: familyByte(r.data), table: a.text(unix.NFTA_CHAIN_TABLE), chain: a.text(unix.NFTA_CHAIN_NAME)}
+		hook := a.get(unix.NFTA_CHAIN_HOOK)
+		policy, _ := a.number(unix.NFTA_CHAIN_POLICY)
+		if hook == nil || !foreignTable(at) || count[at] == 0 && policy == nfAccept {
+			continue
+		}
+		all = append(all, foreignChain(at, hook, a, count[at], named[owner{family: at.family, table: at.table}]))
+	}
+	return all, nil
+}
+
+func foreignChain(at owner, hook []byte, a attributes, rules int, named []iptables.Named) iptables.ForeignChain {
+	h := parse(hook)
+	number, _ := h.number(unix.NFTA_HOOK_HOOKNUM)
+	priority, _ := h.number(unix.NFTA_HOOK_PRIORITY)
+	policy, _ := a.number(unix.NFTA_CHAIN_POLICY)
+	f := iptables.ForeignChain{Table: map[byte]string{unix.NFPROTO_IPV4: "ip ", unix.NFPROTO_IPV6: "ip6 ", unix.NFPROTO_INET: "inet "}[at.family] + at.table,
+		Name: at.chain, Priority: int(int32(priority)), Rules: rules, Drops: policy != nfAccept, Named: named}
+	if names := []string{"prerouting", "input", "forward", "output", "postrouting"}; int(number) < len(names) {
+		f.Hook = names[number]
+	}
+	return f
+}
+
+func familyByte(data []byte) byte {
+	if len(data) == 0 {
+		return 0
+	}
+	return data[0]
+}
+
+// foreignTable leaves out our tables, and those of families that connections have nothing to do with.
+func foreignTable(at owner) bool {
+	return slices.Contains([]byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET}, at.family) &&
+		(at.family != unix.NFPROTO_INET || at.table != Table && !strings.HasPrefix(at.table, Table+"_"))
+}
+
+// oursByIPTables are rules that iptables-nft has of ours: those of our chains, and the jumps there.
+func oursByIPTables(chain string, rule kernelRule) bool {
+	ours := func(name string) bool {
+		return strings.HasPrefix(name, "PILOTFISH_") || strings.HasPrefix(name, "ISTIO_")
+	}
+	return ours(chain) || slices.ContainsFunc(rule.exprs, func(e kernelExpr) bool {
+		v, ok := verdictOf(e)
+		return ok && ours(v.Chain)
+	})
+}
+
+// names are the ports and addresses that a rule speaks of: each port with each address, a zero value where it speaks of none.
+func (c *conn) names(at owner, rule kernelRule) []iptables.Named {
+	var ports []uint16
+	var addresses []netip.Addr
+	var loaded expr.Payload
+	for _, e := range rule.exprs {
+		switch e.name {
+		case "payload":
+			loaded = expr.Payload{}
+			_ = expr.Unmarshal(at.family, e.data, &loaded)
+		case "cmp", "range", "lookup":
+			for _, v := range c.compared(at, e) {
+				if isPort(loaded) && len(v) == 2 {
+					ports = append(ports, binary.BigEndian.Uint16(v))
+				}
+				if a, ok := destination(loaded, v); ok {
+					addresses = append(addresses, a)
+				}
+			}
+			loaded = expr.Payload{}
+		case "match": // of iptables: the name, and struct xt_tcp or xt_udp
+			ports = append(ports, portOfMatch(e)...)
+		}
+	}
+	if len(ports) == 0 && len(addresses) == 0 {
+		return nil
+	}
+	return combine(ports, addresses)
+}
+
+func isPort(p expr.Payload) bool {
+	return p.Base == expr.PayloadBaseTransportHeader && p.Offset == 2 && p.Len == 2
+}
+
+// destination is the address that a value compared with is, or begins: for a network of whole bytes no more are loaded.
+func destination(p expr.Payload, value []byte) (a netip.Addr, ok bool) {
+	size := map[uint32]int{16: 4, 24: 16}[p.Offset]
+	if p.Base != expr.PayloadBaseNetworkHeader || len(value) == 0 || len(value) > size {
+		return a, false
+	}
+	return netip.AddrFromSlice(append(slices.Clone(value), make([]byte, size-len(value))...))
+}
+
+// portOfMatch reads the first destination port of the matches tcp and udp: two ports of the source, two of the destination.
+func portOfMatch(e kernelExpr) []uint16 {
+	a := parse(e.data)
+	info := a.get(unix.NFTA_MATCH_INFO)
+	if name := a.text(unix.NFTA_MATCH_NAME); (name != "tcp" && name != "udp") || len(info) < 8 {
+		return nil
+	}
+	first, last := binary.NativeEndian.Uint16(info[4:]), binary.NativeEndian.Uint16(info[6:])
+	if first == 0 && last == 65535 {
+		return nil
+	}
+	return []uint16{first}
+}
+
+// compared are values that a condition names: the first of a range, and some of a set.
+func (c *conn) compared(at owner, e kernelExpr) (values [][]byte) {
+	switch e.name {
+	case "cmp":
+		if x := (&expr.Cmp{}); e.into(e.name, x) {
+			return [][]byte{x.Data}
+		}
+	case "range":
+		if x := (&expr.Range{}); e.into(e.name, x) {
+			return [][]byte{x.FromData}
+		}
+	case "lookup":
+		x := &expr.Lookup{}
+		if !e.into(e.name, x) {
+			return nil
+		}
+		elements, _ := c.elementsOf(int(at.family), at.table, x.SetName) // what cannot be read names nothing
+		for _, v := range elements {
+			if !v.end {
+				values = append(values, v.value)
+			}
+		}
+	}
+	return values[:min(len(values), mostOfSet)]
+}
+
+// Bounds of what is looked at of foreign rules.
+const mostOfSet = 8
+
+func combine(ports []uint16, addresses []netip.Addr) (all []iptables.Named) {
+	if len(ports) == 0 {
+		ports = []uint16{0}
+	}
+	if len(addresses) == 0 {
+		addresses = []netip.Addr{{}}
+	}
+	for _, p := range ports {
+		for _, a := range addresses {
+			all = append(all, iptables.Named{Port: p, Address: a})
+		}
+	}
+	return all
+}

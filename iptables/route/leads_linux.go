@@ -1,0 +1,76 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// sources bounds the addresses that the kernel is asked for.
+const sources = 8
+
+// astray asks the kernel where a marked packet goes. A rule that comes before ours, or a route in our table that leads
+// elsewhere, would take answers past the proxy though all that is ours is there.
+func (k *kernel) astray(found *iptables.Routing, f family) (words []string, err error) {
+	routes, err := k.routes(found.Table, f)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range routes {
+		if !isLocalDefault(r) {
+			words = append(words, fmt.Sprintf("%s: table %d has another route too: %s", f.name, found.Table, r))
+		}
+	}
+	own, err := k.own(f)
+	if err != nil {
+		return nil, err
+	}
+	client := net.ParseIP("203.0.113.77") // for examples: any address beyond the namespace would do
+	if f.number == unix.AF_INET6 {
+		client = net.ParseIP("2001:db8:77::7")
+	}
+	for _, source := range append([]net.IP{nil}, own...) {
+		to, err := k.RouteGetWithOptions(client, &netlink.RouteGetOptions{Mark: found.Mark, SrcAddr: source})
+		if err == nil && len(to) > 0 && to[0].Type == unix.RTN_LOCAL && to[0].LinkIndex == k.lo.Attrs().Index {
+			continue
+		}
+		return append(words, fmt.Sprintf("%s: a packet marked %d%s does not go to the proxy, but %s: another policy rule comes before rule %d (ip rule)",
+			f.name, found.Mark, from(source), whither(to, err), found.Priority)), nil
+	}
+	return words, nil
+}
+
+func from(source net.IP) string {
+	if source == nil {
+		return ""
+	}
+	return " from " + source.String()
+}
+
+func whither(to []netlink.Route, err error) string {
+	if err != nil || len(to) == 0 {
+		return fmt.Sprintf("nowhere (%v)", err)
+	}
+	return fmt.Sprintf("to interface %d", to[0].LinkIndex)
+}
+
+// own are addresses of the namespace that answers are sent from.
+func (k *kernel) own(f family) (all []net.IP, err error) {
+	have, err := again(func() ([]netlink.Addr, error) { return k.AddrList(nil, f.number) })
+	if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, fmt.Errorf("read the %s addresses: %w", f.name, err)
+	}
+	for _, a := range have {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if ok && ip.Unmap().IsGlobalUnicast() && a.LinkIndex != k.lo.Attrs().Index && a.Flags&unix.IFA_F_TENTATIVE == 0 && len(all) < sources {
+			all = append(all, a.IP)
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,74 @@
+package verify
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Packets are sent where rules of others lead too: a rule for one port decides nothing about the packets that our own rules
+// speak of.
+func TestForeignRulesForFewDestinationsAreFoundByPackets(t *testing.T) {
+	for name, c := range map[string]struct{ script, consequence string }{
+		"a port": {`add table ip x; add chain ip x o { type nat hook output priority -101; }; add rule ip x o tcp dport 443 redirect to :99`,
+			":443 from uid 10123, gid 10123 reaches port 99"},
+		"ports of a set, for both families": {`add table inet x; add chain inet x o { type nat hook output priority -101; }; add rule inet x o tcp dport { 80, 8443 } redirect to :99`,
+			":8443 from uid 10123, gid 10123 reaches port 99"},
+		"an address": {`add table ip x; add chain ip x o { type filter hook output priority -300; }; add rule ip x o ip daddr 10.96.0.10 drop`,
+			"10.96.0.10:30123 from uid 10123, gid 10123 does not get through"},
+		"a network, in a chain of its own": {`add table ip x; add chain ip x c; add rule ip x c ip daddr 10.96.0.0/16 tcp dport 81 drop; add chain ip x o { type filter hook output priority -300; }; add rule ip x o jump c`,
+			"10.96.0.0:81 from uid 10123, gid 10123 does not get through"},
+		"inbound": {`add table ip x; add chain ip x i { type filter hook prerouting priority -300; }; add rule ip x i tcp dport 9090 drop`,
+			"inbound IPv4 TCP to port 9090 does not get through"},
+		"what the proxy sends": {`add table ip x; add chain ip x o { type filter hook output priority 10; }; add rule ip x o tcp dport 444 drop`,
+			":444 from uid 1337, gid 10123 does not get through"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want := compile(t, nil)
+			ns, b := inForce(t, want)
+			nftRun(t, ns, c.script)
+			r := report(t, ns, b, want)
+			expect(t, r, "", c.consequence)
+			if len(r.Differences) > 0 {
+				t.Errorf("our rules are as they should be: %v", r.Differences)
+			}
+			if !strings.Contains(strings.Join(r.Notes, "\n"), "rules of others see packets too: chain ") {
+				t.Errorf("nobody is told of the rules of others: %q", r.Notes)
+			}
+		})
+	}
+}
+
+func TestRulesOfOursByIPTablesAreNotForeign(t *testing.T) {
+	want := compile(t, nil)
+	ns, b := inForce(t, want)
+	nftRun(t, ns, `add table ip nat; add chain ip nat PILOTFISH_OUTPUT; add rule ip nat PILOTFISH_OUTPUT tcp dport 80 return;
+add chain ip nat OUTPUT { type nat hook output priority -100; }; add rule ip nat OUTPUT counter jump PILOTFISH_OUTPUT`)
+	all, err := b.Foreign(t.Context())
+	if err != nil || len(all) > 0 {
+		t.Errorf("%v %v", all, err)
+	}
+	if named := named([]iptables.ForeignChain{{Named: []iptables.Named{{Port: 1}, {Port: 1}}}}); len(named) != 1 {
+		t.Errorf("a destination is tried twice: %v", named)
+	}
+}
+
+func nftRun(t *testing.T, ns *testns.Namespace, script string) {
+	t.Helper()
+	err := ns.Within(func() error {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(strings.ReplaceAll(script, "; add", "\nadd"))
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Logf("%s", out)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
