@@ -51,10 +51,14 @@ func (k kernel) apply(ctx context.Context, p *plan) error {
 	if err != nil {
 		return err
 	}
-	if err := b.Apply(ctx, p.rules); err != nil {
+	return put(ctx, b, p.rules)
+}
+
+func put(ctx context.Context, b iptables.Backend, rules *iptables.RuleSet) error {
+	if err := b.Apply(ctx, rules); err != nil {
 		return err
 	}
-	return same(ctx, b, p.rules)
+	return same(ctx, b, rules)
 }
 
 // checkTime bounds CHECK; the packets of a sound namespace arrive at once.
