@@ -35,7 +35,7 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 		MaxRequest:        c.MaxRequest,
 		LossLimit:         a.Config.Health.LossLimit,
 		Local:             a.localTypes(),
-		LastGood:          xdsproxy.LastGood{Dirs: a.Config.LastGood.Dirs, MaxBytes: a.Config.LastGood.MaxBytes},
+		LastGood:          a.lastGood(),
 		Rewrite:           a.rewriters(),
 		Logger:            a.Logger.With("part", "xds"),
 		Metrics:           a.metrics,

@@ -21,12 +21,19 @@ func printLastGood(w io.Writer, g xdsproxy.LastGoodStatus) {
 		fmt.Fprintf(w, "kept\tnothing\n")
 		return
 	}
-	fmt.Fprintf(w, "kept\t%s, %d bytes", k.File, k.Bytes)
+	if k.InMemory {
+		fmt.Fprintf(w, "kept\tin memory alone, %d bytes in %d", k.Bytes, k.Memory)
+	} else {
+		fmt.Fprintf(w, "kept\t%s, %d bytes", k.File, k.Bytes)
+	}
 	if !k.Marked.IsZero() {
 		fmt.Fprintf(w, ", whole %s", ago(k.Marked))
 	}
 	if k.Reason != "" {
 		fmt.Fprintf(w, "; nothing newer is: %s", oneLine(k.Reason))
+	}
+	if k.NoDisk != "" {
+		fmt.Fprintf(w, "; not on disk: %s", oneLine(k.NoDisk))
 	}
 	if len(k.Withheld) > 0 {
 		fmt.Fprintf(w, "; not kept, since there are secrets in it: %s", strings.Join(k.Withheld, ", "))

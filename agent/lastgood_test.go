@@ -40,9 +40,29 @@ func (r *running) waitKept() {
 	})
 }
 
+// TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes: on a disk what Envoy accepted is kept there, and in memory where
+// there is none, or none that can be written to.
 func TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes(t *testing.T) {
-	t.Parallel()
-	s := newSetup(t, "127.153.1.1")
+	for name, test := range map[string]struct {
+		address string
+		prepare func(*testing.T, *setup)
+		status  []string
+	}{
+		"disk":        {"127.153.1.1", func(*testing.T, *setup) {}, []string{"configuration.log"}},
+		"no disk":     {"127.153.1.2", func(_ *testing.T, s *setup) { s.env = append(s.env, "KEEP_CONFIGURATION_DIR=none") }, []string{"in memory alone"}},
+		"for reading": {"127.153.1.3", mountForReading, []string{"in memory alone", "not on disk", "read-only file system"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSetup(t, test.address)
+			test.prepare(t, s)
+			s.outlivesItsEnvoy(t, test.status)
+		})
+	}
+}
+
+func (s *setup) outlivesItsEnvoy(t *testing.T, status []string) {
+	t.Helper()
 	s.args = append(s.args, "--restart")
 	stop := s.cp.start(t)
 	r := s.start(t)
@@ -62,8 +82,11 @@ func TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes(t *testing.T) {
 	r.waitServes("/ns/books/sa/shop")
 	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
 	r.waitReady()
-	if out, code := r.command("xds", "status"); code != 0 || !strings.Contains(out, "the last good one, up to date until") || !strings.Contains(out, "configuration.log") {
-		t.Errorf("xds status: code %d\n%s", code, out)
+	out, code := r.command("xds", "status")
+	for _, want := range append(status, "the last good one, up to date until") {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("xds status does not say %q: code %d\n%s", want, code, out)
+		}
 	}
 	s.cp.start(t)
 	r.eventually("the control plane is back", func() error {

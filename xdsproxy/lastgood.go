@@ -19,6 +19,9 @@ type LastGood struct {
 	Dirs []string
 	// MaxBytes bounds its size; zero is lastgood.DefaultMaxBytes.
 	MaxBytes int64
+	// MaxMemory bounds the memory that it is kept in where none of the directories can be written to, or there is none; zero
+	// keeps nothing there.
+	MaxMemory int64
 	// Wait is how long an Envoy that starts waits for a connection to a control plane before it gets the last good
 	// configuration, unless connecting is known to fail; zero is 500 ms. Silence is how long it waits for the first answer on
 	// a connection; zero is 3 s.
@@ -40,28 +43,48 @@ type LastGoodStatus struct {
 	Served bool `json:"served"`
 	// UpToDate is until when what Envoy has was known to be what the control plane has; zero while it is so.
 	UpToDate time.Time `json:"upToDate,omitzero"`
-	// Kept tells of the file; nil where nothing is kept.
+	// Kept tells where it is; nil where nothing is kept.
 	Kept *lastgood.Status `json:"kept,omitempty"`
 }
 
 // openLastGood takes the directory. What cannot be kept is no reason not to serve.
 func (r *Relay) openLastGood() {
 	c := r.config.LastGood
+	config := lastgood.Config{MaxBytes: c.MaxBytes, MaxMemory: c.MaxMemory, Logger: r.log, Now: r.config.Now}
+	store, err := openFirst(config, c.Dirs)
+	if store == nil && c.MaxMemory > 0 {
+		store, err = openMemory(config, c.Dirs, err)
+	}
+	if err != nil {
+		r.log.Warn("the last good configuration is not kept; an Envoy that starts will wait for a control plane",
+			"error", err, "remedy", "make the directory writable, or name another")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keeper = newKeeper(store, r.log)
+}
+
+// openFirst opens the first of the directories that can be used.
+func openFirst(config lastgood.Config, dirs []string) (*lastgood.Store, error) {
 	var failed error
-	for _, dir := range c.Dirs {
-		store, err := lastgood.Open(lastgood.Config{Dir: dir, MaxBytes: c.MaxBytes, Logger: r.log, Now: r.config.Now})
+	for _, dir := range dirs {
+		config.Dir = dir
+		store, err := lastgood.Open(config)
 		if err == nil {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.keeper = newKeeper(store, r.log)
-			return
+			return store, nil
 		}
 		failed = errors.Join(failed, err)
 	}
-	if failed != nil {
-		r.log.Warn("the last good configuration is not kept; an Envoy that starts will wait for a control plane",
-			"error", failed, "remedy", "make the directory writable, or name another")
+	return nil, failed
+}
+
+// openMemory keeps in memory what no directory takes. What one of them has from before can be served all the same.
+func openMemory(config lastgood.Config, dirs []string, why error) (*lastgood.Store, error) {
+	config.ReadOnly, config.Why = true, why
+	if store, _ := openFirst(config, dirs); store != nil {
+		return store, nil
 	}
+	return lastgood.Open(config)
 }
 
 // runKeeper writes until stop is called.
@@ -130,6 +153,10 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "pilotfish_xds_last_good_bytes", Help: "Size of the file that the last good configuration is kept in.",
 		}, func() float64 { return float64(kept().Bytes) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "pilotfish_xds_last_good_memory_bytes",
+			Help: "Memory that the last good configuration is kept in, where it cannot be kept on disk: 0 where it is.",
+		}, func() float64 { return float64(kept().Memory) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "pilotfish_xds_last_good_failures_total", Help: "Times that the last good configuration could not be kept.",
 		}, func() float64 { return float64(kept().Failures) }),

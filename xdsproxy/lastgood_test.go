@@ -413,6 +413,13 @@ func TestDirectoryInUseOrNotWritableIsNoReasonNotToServe(t *testing.T) {
 	config.LastGood.Dirs = []string{"/proc/no/such"}
 	third, _ := run(t, config)
 	newEnvoyLike(t, third).start("a", "b")
+	config.LastGood.Dirs, config.LastGood.MaxMemory = append(config.LastGood.Dirs, dir), 1<<20
+	fourth, _ := run(t, config)
+	newEnvoyLike(t, fourth).start("a", "b")
+	kept(t, fourth, time.Time{})
+	if k := fourth.Status().LastGood.Kept; !k.InMemory || !strings.Contains(k.NoDisk, "another process") {
+		t.Errorf("status: %+v", k)
+	}
 }
 
 // TestAfterAFailureEverythingIsAskedForAnew: what could not be kept can be had from the control plane only.

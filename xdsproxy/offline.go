@@ -64,7 +64,7 @@ func (r *Relay) loadLastGood(ctx context.Context, id lastgood.Identity) *lastgoo
 	snapshot, err := r.keeper.load(ctx, id, r.config.LastGood.patience)
 	if err != nil {
 		r.log.Warn("the last good configuration is of no use; Envoy waits for a control plane",
-			"file", r.keeper.store.Status().File, "error", err)
+			"error", err)
 		return nil
 	}
 	if snapshot == nil {

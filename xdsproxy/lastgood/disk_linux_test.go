@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -45,4 +46,87 @@ func TestFullDiskLeavesWhatWasKeptAndGoesOnWhenThereIsRoom(t *testing.T) {
 	if st := s.Status(); st.Reason != "" {
 		t.Errorf("status: %+v", st)
 	}
+}
+
+// TestReadOnlyDiskGivesWhatItHasAndMemoryTakesWhatComes is on a file system that cannot be written to for a while.
+func TestReadOnlyDiskGivesWhatItHasAndMemoryTakesWhatComes(t *testing.T) {
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skipf("mounting needs privileges: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	dir := filepath.Join(disk, "last-good")
+	s := open(t, dir, 0)
+	s.Begin(me, true)
+	accept(s, 1, clusters, "a", "1", "A")
+	s.Mark()
+	s.Close()
+	remount := func(flags uintptr) {
+		if err := unix.Mount("tmpfs", disk, "tmpfs", unix.MS_REMOUNT|flags, "size=1m"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remount(unix.MS_RDONLY)
+	now := time.Now()
+	c := Config{Dir: dir, MaxMemory: 1 << 20, Now: func() time.Time { return now }}
+	_, err := Open(c)
+	if err == nil {
+		t.Fatal("a disk that is for reading was opened for writing")
+	}
+	c.ReadOnly, c.Why = true, err
+	if s, err = Open(c); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	expectKept(t, s, "a=1:A")
+	s.Begin(me, false)
+	accept(s, 2, clusters, "b", "1", "B")
+	s.Mark()
+	now = now.Add(retryDisk)
+	s.Mark()
+	expectKept(t, s, "a=1:A b=1:B")
+	if st := s.Status(); !st.InMemory || !strings.Contains(st.NoDisk, "read-only") || st.Failures != 0 {
+		t.Errorf("status: %+v", st)
+	}
+	s.Begin(me, true)
+	accept(s, 3, clusters, "c", "1", "C")
+	s.Mark()
+	expectKept(t, s, "c=1:C")
+
+	remount(0)
+	s.Mark()
+	if st := s.Status(); !st.InMemory {
+		t.Errorf("the disk was tried again too soon: %+v", st)
+	}
+	now = now.Add(2 * retryDisk)
+	s.Mark()
+	if st := s.Status(); st.InMemory {
+		t.Errorf("status: %+v", st)
+	}
+	s.Close()
+	expectKept(t, open(t, dir, 0), "c=1:C")
+}
+
+// TestFullDiskLeavesItToMemory is on a file system of 64 KiB.
+func TestFullDiskLeavesItToMemory(t *testing.T) {
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("mounting needs privileges: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	s, err := Open(Config{Dir: filepath.Join(disk, "last-good"), MaxMemory: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	large := strings.Repeat("x", 100<<10)
+	for round, wantFailures := range []uint64{1, 1} {
+		s.Begin(me, true) // as after a failure: all comes anew
+		accept(s, 1, clusters, "a", "1", large)
+		s.Mark()
+		if st := s.Status(); st.Failures != wantFailures || !strings.Contains(st.NoDisk, "no space left") {
+			t.Errorf("round %d: %+v", round, st)
+		}
+	}
+	expectKept(t, s, "a=1:"+large)
 }

@@ -6,6 +6,8 @@
 // last mark: a log that ends in the middle of something is as good as one that ends before it. When the log has become
 // much longer than what it says, it is written anew, beside the old one, and takes its place.
 //
+// Where a disk cannot be written to, the log is kept in memory, packed, and is written to the disk once that can be done.
+//
 // Nothing secret is written: resources of type Secret are not, and neither is a resource that has a private key in it.
 package lastgood
 
@@ -18,12 +20,21 @@ import (
 // DefaultMaxBytes is how large the file may become.
 const DefaultMaxBytes = 256 << 20
 
+// DefaultMaxMemory is how much memory it may take where no disk can be written to.
+const DefaultMaxMemory = 32 << 20
+
 // Config is what a Store needs.
 type Config struct {
 	// Dir is the directory that the file is kept in, with nothing else; it is made, with mode 0700.
 	Dir string
 	// MaxBytes bounds the file; zero is DefaultMaxBytes.
 	MaxBytes int64
+	// MaxMemory bounds the memory that it may be kept in where the directory cannot be written to, or none is given; zero
+	// keeps nothing there.
+	MaxMemory int64
+	// ReadOnly says that the directory cannot be written to at present, and Why that is so, or that none is given.
+	ReadOnly bool
+	Why      error
 	Logger   *slog.Logger
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time

@@ -109,7 +109,8 @@ type reader struct {
 	left   int64 // of this record's bytes
 }
 
-func newReader(r io.Reader, offset int64) *reader {
+func newReader(from source, offset int64) *reader {
+	r := io.NewSectionReader(from, offset, from.Size()-offset)
 	return &reader{in: bufio.NewReaderSize(r, 64<<10), sum: crc32.New(castagnoli), offset: offset}
 }
 

@@ -1,40 +1,40 @@
 package lastgood
 
-import (
-	"bufio"
-	"os"
-	"path/filepath"
-)
+import "bufio"
 
 // rewrite writes what counts into a new file, which takes the place of the old one. When that fails the old one goes on.
 func (s *Store) rewrite() {
 	before := s.size
-	f, size, err := s.rewritten()
+	f, size, err := s.copied(s.at)
 	if err != nil {
 		s.limit = 2 * s.size
-		_ = os.Remove(filepath.Join(s.config.Dir, newName))
-		s.config.Logger.Warn("the last good configuration could not be written anew; its file stays longer than it need be",
-			"file", s.path, "error", err)
+		s.config.Logger.Warn("the last good configuration could not be written anew; it stays longer than it need be",
+			"place", s.place(), "error", err)
 		return
 	}
 	_ = s.file.Close()
 	s.use(f, size, size)
-	s.config.Logger.Debug("the last good configuration was written anew", "file", s.path, "before", before, "after", size)
+	s.config.Logger.Debug("the last good configuration was written anew", "place", s.place(), "before", before, "after", size)
 }
 
-func (s *Store) rewritten() (_ *os.File, size int64, err error) {
+// copied writes what counts into a file of a shelf, where it takes the place of the one that counted.
+func (s *Store) copied(to shelf) (_ file, size int64, err error) {
 	old, err := s.load(s.identity)
+	if err == nil && old == nil {
+		err = ErrEmpty
+	}
 	if err != nil {
 		return nil, 0, err
 	}
 	defer func() { _ = old.Close() }()
-	f, size, err := s.newFile(newName)
+	f, size, err := s.newFile(to, newName)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer func() {
 		if err != nil {
 			_ = f.Close()
+			to.remove(newName)
 		}
 	}()
 	w := copier{out: bufio.NewWriterSize(f, 64<<10), size: size}
@@ -43,7 +43,7 @@ func (s *Store) rewritten() (_ *os.File, size int64, err error) {
 			return nil, 0, err
 		}
 	}
-	w.write(kindMark, fields(uint64(s.config.Now().UnixMilli())), nil)
+	w.write(kindMark, fields(uint64(old.UpToDate.UnixMilli())), nil)
 	if w.err == nil {
 		w.err = w.out.Flush()
 	}
@@ -53,7 +53,7 @@ func (s *Store) rewritten() (_ *os.File, size int64, err error) {
 	if w.err != nil {
 		return nil, 0, w.err
 	}
-	return f, w.size, os.Rename(f.Name(), s.path)
+	return f, w.size, to.replace()
 }
 
 type copier struct {

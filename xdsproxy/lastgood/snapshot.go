@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"time"
 )
@@ -13,7 +12,7 @@ import (
 type Snapshot struct {
 	// UpToDate is when it was last known to be what the control plane has.
 	UpToDate time.Time
-	file     *os.File
+	file     source
 	types    map[string]*typeState
 	// end is where the last mark ends.
 	end int64
@@ -38,13 +37,13 @@ type stage struct {
 }
 
 // read replays a file: once to find its last mark, and once up to there. It takes over the file.
-func read(f *os.File, want Identity) (_ *Snapshot, err error) {
+func read(f source, want Identity) (_ *Snapshot, err error) {
 	defer func() {
 		if err != nil {
 			_ = f.Close()
 		}
 	}()
-	h, start, err := readHeader(f)
+	h, start, err := readHeader(io.NewSectionReader(f, 0, f.Size()))
 	if err != nil {
 		return nil, err
 	}
@@ -56,9 +55,6 @@ func read(f *os.File, want Identity) (_ *Snapshot, err error) {
 		return nil, errors.Join(ErrEmpty, damaged)
 	}
 	r := replay{s: &Snapshot{file: f, types: make(map[string]*typeState), end: end}, stages: make(map[uint64]*stage)}
-	if _, err := f.Seek(start, io.SeekStart); err != nil {
-		return nil, err
-	}
 	records := newReader(f, start)
 	for records.offset < end {
 		if err := r.record(records); err != nil {
@@ -87,7 +83,7 @@ func (r *replay) afterwards(records *reader) error {
 }
 
 // lastMark gives the end of the last mark before the file ends, or is damaged.
-func lastMark(f *os.File, start int64) (end int64, damaged error) {
+func lastMark(f source, start int64) (end int64, damaged error) {
 	records := newReader(f, start)
 	for {
 		k, err := records.next()
@@ -317,7 +313,7 @@ func (s *Snapshot) Resource(typeURL, name string) (version string, content []byt
 	}
 	content = make([]byte, e.content.length)
 	if _, err := s.file.ReadAt(content, e.content.offset); err != nil {
-		return "", nil, false, fmt.Errorf("reading %s: %w", s.file.Name(), err)
+		return "", nil, false, fmt.Errorf("reading the last good configuration: %w", err)
 	}
 	return e.version, content, true, nil
 }

@@ -2,6 +2,7 @@ package lastgood
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -10,7 +11,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,11 +28,14 @@ const (
 // a store that cannot write says so once, keeps what it has, and goes on when it is told to Begin.
 type Store struct {
 	config Config
-	path   string
-	lock   *os.File
 
-	mu       sync.Mutex
-	file     *os.File // nil while nothing is written
+	mu sync.Mutex
+	// disk and memory are nil where there is none, and at is the one of them that is written to.
+	disk     *disk
+	memory   *memory
+	at       shelf
+	retry    waiting // for the disk
+	file     file    // nil while nothing is written
 	out      *bufio.Writer
 	size     int64 // of the file and what is still to be written
 	marked   int64 // where the last mark ends; 0 for none
@@ -46,9 +49,14 @@ type Store struct {
 
 // Status is what is known of a store.
 type Status struct {
-	// File is where it is kept, and Bytes how much that is.
-	File  string `json:"file"`
+	// File is where it is kept on disk, if it is, and Bytes how long that is.
+	File  string `json:"file,omitempty"`
 	Bytes int64  `json:"bytes"`
+	// InMemory says that it is kept in memory, for as long as this process lives, Memory how much it takes there, and NoDisk
+	// why it is not on disk.
+	InMemory bool   `json:"inMemory,omitempty"`
+	Memory   int64  `json:"memory,omitempty"`
+	NoDisk   string `json:"noDisk,omitempty"`
 	// Marked is when it was last whole.
 	Marked time.Time `json:"marked,omitzero"`
 	// Reason says why nothing is kept at present, or nothing.
@@ -61,7 +69,7 @@ type Status struct {
 
 const maxWithheld = 16
 
-// Open takes the directory. It reads nothing yet.
+// Open takes the directory, if one is given; without, or where it is for reading, all is kept in memory. It reads nothing yet.
 func Open(c Config) (*Store, error) {
 	c.MaxBytes = cmp.Or(c.MaxBytes, DefaultMaxBytes)
 	if c.Now == nil {
@@ -70,42 +78,26 @@ func Open(c Config) (*Store, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if err := prepare(c.Dir); err != nil {
-		return nil, err
+	s := &Store{config: c}
+	if c.Dir != "" {
+		d, err := openDisk(c.Dir, c.ReadOnly)
+		if err != nil {
+			return nil, err
+		}
+		s.disk, s.at = d, d
 	}
-	lock, err := os.Open(c.Dir)
-	if err != nil {
-		return nil, err
+	if c.MaxMemory > 0 {
+		s.memory = newMemory(c.MaxMemory)
 	}
-	if err := lockFile(lock); err != nil {
-		_ = lock.Close()
-		return nil, fmt.Errorf("%s: %w", c.Dir, err)
+	if s.disk == nil || c.ReadOnly {
+		if s.memory == nil {
+			return nil, errors.New("neither a directory nor memory is given to keep the last good configuration in")
+		}
+		s.leaveDisk(c.Why)
 	}
-	_ = os.Remove(filepath.Join(c.Dir, newName))
-	path := filepath.Join(c.Dir, fileName)
-	s := &Store{config: c, path: path, lock: lock, status: Status{File: path}}
-	if info, err := os.Stat(path); err == nil {
-		s.status.Bytes = info.Size()
-	}
+	s.status.Bytes = s.keptSize()
 	s.tell()
 	return s, nil
-}
-
-// prepare makes the directory, or takes one that nobody else uses: its mode is going to change.
-func prepare(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if name := e.Name(); name != fileName && name != newName && name != "lost+found" {
-			return fmt.Errorf("%s has something else in it, %s: name a directory for the last good configuration alone", dir, name)
-		}
-	}
-	return os.Chmod(dir, 0o700)
 }
 
 // Close ends the use of the directory.
@@ -113,7 +105,12 @@ func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closeFile()
-	_ = s.lock.Close()
+	if s.disk != nil {
+		s.disk.close()
+	}
+	if s.memory != nil {
+		s.memory.close()
+	}
 }
 
 func (s *Store) closeFile() {
@@ -136,16 +133,20 @@ func (s *Store) Load(id Identity) (*Snapshot, error) {
 }
 
 func (s *Store) load(id Identity) (*Snapshot, error) {
-	f, err := openRegular(s.path)
+	from := s.kept()
+	if from == nil {
+		return nil, nil
+	}
+	f, err := from.read()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if info, err := f.Stat(); err != nil || info.Size() > s.config.MaxBytes {
+	if f.Size() > s.config.MaxBytes {
 		_ = f.Close()
-		return nil, cmp.Or(err, ErrTooBig)
+		return nil, ErrTooBig
 	}
 	return read(f, id)
 }
@@ -162,14 +163,19 @@ func (s *Store) Begin(id Identity, anew bool) {
 	if anew {
 		begin = s.beside
 	}
-	if err := begin(); err != nil {
+	err := begin()
+	if err != nil && s.canLeaveDisk(err) {
+		s.leaveDisk(err)
+		err = begin()
+	}
+	if err != nil {
 		s.fail(err)
 	}
 }
 
 // beside makes a file beside the one that counts.
 func (s *Store) beside() error {
-	f, size, err := s.newFile(newName)
+	f, size, err := s.newFile(s.at, newName)
 	if err == nil {
 		s.use(f, size, 0)
 		s.fresh = true
@@ -181,7 +187,7 @@ func (s *Store) beside() error {
 func (s *Store) replace() error {
 	err := s.file.Sync()
 	if err == nil {
-		err = os.Rename(s.file.Name(), s.path)
+		err = s.at.replace()
 	}
 	s.fresh = s.fresh && err != nil
 	return err
@@ -190,7 +196,7 @@ func (s *Store) replace() error {
 // resume opens the file for writing after its last mark, or makes a new one.
 func (s *Store) resume() error {
 	old, err := s.load(s.identity)
-	if err != nil && !isUseless(err) {
+	if err != nil && s.onDisk() && !isUseless(err) {
 		return err
 	}
 	if old == nil {
@@ -198,20 +204,18 @@ func (s *Store) resume() error {
 	}
 	end := old.end
 	_ = old.Close()
-	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
-	if err != nil {
+	if s.kept() != s.at { // it is on the disk that was left
+		f, size, err := s.copied(s.at)
+		if err == nil {
+			s.use(f, size, size)
+		}
 		return err
 	}
-	err = f.Truncate(end)
+	f, err := s.at.resume(end)
 	if err == nil {
-		_, err = f.Seek(end, io.SeekStart)
+		s.use(f, end, end)
 	}
-	if err != nil {
-		_ = f.Close()
-		return err
-	}
-	s.use(f, end, end)
-	return nil
+	return err
 }
 
 func isUseless(err error) bool {
@@ -219,7 +223,7 @@ func isUseless(err error) bool {
 }
 
 func (s *Store) create() error {
-	f, size, err := s.newFile(fileName)
+	f, size, err := s.newFile(s.at, fileName)
 	if err == nil {
 		s.use(f, size, 0)
 	}
@@ -227,24 +231,23 @@ func (s *Store) create() error {
 }
 
 // newFile makes a file that has nothing but its header.
-func (s *Store) newFile(name string) (*os.File, int64, error) {
-	path := filepath.Join(s.config.Dir, name)
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+func (s *Store) newFile(at shelf, name string) (file, int64, error) {
+	var head bytes.Buffer
+	if err := writeHeader(&head, header{Identity: s.identity, Written: s.config.Now()}); err != nil {
 		return nil, 0, err
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := at.create(name)
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := writeHeader(f, header{Identity: s.identity, Written: s.config.Now()}); err != nil {
+	if _, err := f.Write(head.Bytes()); err != nil {
 		_ = f.Close()
 		return nil, 0, err
 	}
-	size, err := f.Seek(0, io.SeekCurrent)
-	return f, size, err
+	return f, int64(head.Len()), nil
 }
 
-func (s *Store) use(f *os.File, size, marked int64) {
+func (s *Store) use(f file, size, marked int64) {
 	s.file, s.out, s.size, s.marked, s.fresh = f, bufio.NewWriterSize(f, 16<<10), size, marked, false
 	s.limit = min(max(rewriteAt, 2*size), (size+s.config.MaxBytes)/2)
 	s.status.Bytes = size
@@ -350,8 +353,19 @@ func (s *Store) Mark() {
 		return
 	}
 	s.marked, s.status.Marked = s.size, now
-	if s.size > s.limit && len(s.open) == 0 {
+	if len(s.open) == 0 {
+		s.tidy()
+	}
+	s.at.settle()
+}
+
+// tidy is for a moment at which all that is written counts.
+func (s *Store) tidy() {
+	if s.size > s.limit {
 		s.rewrite()
+	}
+	if !s.onDisk() && s.disk != nil && s.retry.isOver(s.config.Now()) {
+		s.returnToDisk()
 	}
 }
 
@@ -384,6 +398,13 @@ func (s *Store) tell() {
 	st.Withheld = slices.Clone(st.Withheld)
 	if s.file != nil {
 		st.Bytes = s.size
+	}
+	st.InMemory = !s.onDisk()
+	if s.disk != nil && !st.InMemory {
+		st.File = s.disk.path(fileName)
+	}
+	if s.memory != nil {
+		st.Memory = s.memory.held()
 	}
 	s.told.Store(&st)
 }
@@ -429,28 +450,28 @@ func (s *Store) flush() {
 // fail stops writing. What was kept until the last mark stays.
 func (s *Store) fail(err error) {
 	s.config.Logger.Warn("the last good configuration cannot be kept; what was kept before stays, and Envoy gets its configuration as before",
-		"file", s.path, "error", err, "remedy", "make room, or set another directory or limit")
+		"place", s.place(), "error", err, "remedy", "make room, or set another directory or limit")
 	s.status.Failures++
 	s.status.Reason = err.Error()
-	if s.file == nil {
-		return
+	if s.file != nil {
+		if !s.fresh {
+			_ = s.file.Truncate(s.marked)
+		}
+		s.dropFile()
+		clear(s.open)
 	}
-	if !s.fresh {
-		_ = s.file.Truncate(s.marked)
+	if s.canLeaveDisk(err) {
+		s.leaveDisk(err)
 	}
-	s.dropFile()
-	clear(s.open)
 }
 
 // dropFile ends the use of the file, and removes it if it never came to count.
 func (s *Store) dropFile() {
 	_ = s.file.Close()
 	if s.fresh {
-		_ = os.Remove(s.file.Name())
+		s.at.remove(newName)
 	}
 	s.file, s.fresh = nil, false
-	s.status.Bytes = 0
-	if info, err := os.Stat(s.path); err == nil {
-		s.status.Bytes = info.Size()
-	}
+	s.status.Bytes = s.keptSize()
+	s.at.settle()
 }

@@ -323,20 +323,30 @@ func FuzzRead(f *testing.F) {
 			content[uint(at)%uint(len(content))] ^= to
 			repair(content)
 		}
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		file, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		snapshot, err := read(file, me)
+		snapshot, err := read(inMemory(t, content), me)
 		if err != nil {
 			return
 		}
 		describe(t, snapshot)
 		_ = snapshot.Close()
 	})
+}
+
+// inMemory is a file of that content.
+func inMemory(t testing.TB, content []byte) source {
+	m := newMemory(1 << 30)
+	f, err := m.create(fileName)
+	if err == nil {
+		_, err = f.Write(content)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := m.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // repair sets the checksums right, so that what is behind them is read.
