@@ -23,6 +23,8 @@ const (
 	watchFor = 10 * time.Minute
 	// shortestWatch is what a watch lasts that was any good: one that ends sooner is followed by a wait.
 	shortestWatch = 5 * time.Second
+	// mostStuck watches may fail from the same version before everything is listed again.
+	mostStuck = 3
 )
 
 // ErrNoSuchPod says that the API server knows no such pod, or another one of its name.
@@ -68,15 +70,22 @@ func NewCache(c CacheConfig) *Cache {
 // Run follows the node's pods until the context ends.
 func (c *Cache) Run(ctx context.Context) error {
 	backoff := &dial.Backoff{Min: c.config.MinWait, Max: c.config.MaxWait}
-	version := ""
+	version, stuck := "", 0
 	for ctx.Err() == nil {
-		began := time.Now()
+		began, from := time.Now(), version
 		var err error
 		if version, err = c.follow(ctx, version); ctx.Err() != nil {
 			break
 		}
 		if err != nil {
 			c.lose(err)
+			// What comes next may be what cannot be read, or the store may be an older one that was put back.
+			if stuck++; version != from {
+				stuck = 0
+			}
+			if stuck == mostStuck {
+				version, stuck = "", 0
+			}
 		} else if time.Since(began) > shortestWatch {
 			backoff.Reset()
 			continue

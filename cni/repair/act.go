@@ -14,7 +14,13 @@ func (r *Repairer) shouldAct(state State) bool {
 }
 
 // keyOf names a sandbox: a pod has another one after its first has died, and a new pod of the same name another UID.
-func keyOf(p *agentapi.Pod, s *sandbox.Sandbox) string { return p.Metadata.UID + "/" + s.ID.String() }
+func keyOf(p *agentapi.Pod, s *sandbox.Sandbox) string {
+	lasting, err := s.Lasting()
+	if err != nil {
+		lasting = s.ID.String()
+	}
+	return p.Metadata.UID + "/" + lasting
+}
 
 func uidOf(key string) string {
 	uid, _, _ := strings.Cut(key, "/")

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 
@@ -37,6 +38,40 @@ func (id ID) String() string { return fmt.Sprintf("%d:%d", id.Device, id.Inode) 
 type Sandbox struct {
 	ID
 	NetNS *os.File
+}
+
+// Lasting names the sandbox's network namespace among all that there were since the node's start: numbers of inodes go to
+// the next namespace as soon as one is gone.
+func (s *Sandbox) Lasting() (string, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("the node's start is not known: %w", err)
+	}
+	cookie, err := s.cookie()
+	if err != nil { // a kernel older than 5.14
+		cookie = 0
+	}
+	return fmt.Sprintf("%s:%d:%.8s", s.ID, cookie, boot), nil
+}
+
+// cookie is what the kernel gives a network namespace once.
+func (s *Sandbox) cookie() (cookie uint64, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never back: the thread ends with the goroutine
+		if err = unix.Setns(int(s.NetNS.Fd()), unix.CLONE_NEWNET); err != nil {
+			return
+		}
+		var fd int
+		if fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return
+		}
+		defer func() { _ = unix.Close(fd) }()
+		cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	}()
+	<-done
+	return cookie, err
 }
 
 // Close lets it go.

@@ -26,6 +26,9 @@ type Sandbox struct {
 	NetNS *os.File
 }
 
+// Lasting works on Linux only.
+func (s *Sandbox) Lasting() (string, error) { return "", errLinux }
+
 // Close lets it go.
 func (s *Sandbox) Close() {}
 
