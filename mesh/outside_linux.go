@@ -39,7 +39,8 @@ func (p *capturedPlacement) openOutside() error {
 		return fmt.Errorf("resolving names of outside: %w", err)
 	}
 	p.onRelease(resolver.close)
-	// Datagrams that nobody carries are refused so, rather than lost. It is of no matter where it cannot be had.
+	// What nobody carries is refused so, rather than lost. It is of no matter where that cannot be had.
+	_ = refuseDatagrams(p.bridge.Namespace, p.plan)
 	_ = p.bridge.Set("ipv4/ip_forward", "1")
 	_ = p.bridge.Set("ipv6/conf/all/forwarding", "1")
 	return nil
@@ -120,13 +121,36 @@ func catchOutgoing(n *netns.Namespace, plan capturedPlan) error {
 	}{
 		{netip.PrefixFrom(plan.host(), 32), false}, {plan.v4, true}, {plan.v6, true},
 	} {
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: redirectTo(to.prefix, to.other)})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(boundFor(unix.IPPROTO_TCP, to.prefix, to.other),
+			&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(outsidePort)},
+			&expr.Redir{RegisterProtoMin: 1},
+		)})
 	}
 	return c.Flush()
 }
 
-// redirectTo catches TCP that goes to the addresses, or to all others of their family.
-func redirectTo(prefix netip.Prefix, other bool) []expr.Any {
+// refuseDatagrams has senders know that UDP goes nowhere outside of the mesh, as if nobody listened there: that there is no
+// route, a socket takes for a passing trouble, and waits.
+func refuseDatagrams(n *netns.Namespace, plan capturedPlan) error {
+	c, err := nftables.New(nftables.WithNetNSFd(n.FD()))
+	if err != nil {
+		return err
+	}
+	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})
+	chain := c.AddChain(&nftables.Chain{
+		Name: "datagrams", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+		Priority: nftables.ChainPriorityFilter,
+	})
+	for _, mesh := range []netip.Prefix{plan.v4, plan.v6} {
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(boundFor(unix.IPPROTO_UDP, mesh, true),
+			&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH},
+		)})
+	}
+	return c.Flush()
+}
+
+// boundFor is what goes to the addresses by a protocol, or to all others of their family.
+func boundFor(protocol byte, prefix netip.Prefix, other bool) []expr.Any {
 	family, offset := byte(unix.NFPROTO_IPV4), uint32(16) // of the destination in the header
 	if prefix.Addr().Is6() {
 		family, offset = unix.NFPROTO_IPV6, 24
@@ -140,15 +164,13 @@ func redirectTo(prefix netip.Prefix, other bool) []expr.Any {
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
 		&expr.Bitwise{
 			SourceRegister: 1, DestRegister: 1, Len: length,
 			Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()), Xor: make([]byte, length),
 		},
 		&expr.Cmp{Op: op, Register: 1, Data: prefix.Masked().Addr().AsSlice()},
-		&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(outsidePort)},
-		&expr.Redir{RegisterProtoMin: 1},
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -85,13 +86,16 @@ func (r *resolver) ServeDNS(w dns.ResponseWriter, question *dns.Msg) {
 	_ = w.WriteMsg(forwarded)
 }
 
-// own is the answer for the machine's name, and for addresses of IPv6 where they would lead nowhere: a sidecar takes the
-// connection all the same, so that no application would go on to an address of IPv4.
+// own is the answer for the machine's name, for names that nobody outside can know, and for addresses of IPv6 where they
+// would lead nowhere: a sidecar takes the connection all the same, so that no application would go on to an address of IPv4.
 func (r *resolver) own(question *dns.Msg) *dns.Msg {
 	if len(question.Question) != 1 {
 		return nil
 	}
 	q := question.Question[0]
+	if unknownOutside(q.Name) {
+		return new(dns.Msg).SetRcode(question, dns.RcodeNameError)
+	}
 	ours := dns.CanonicalName(q.Name) == HostName+"."
 	if !ours && (q.Qtype != dns.TypeAAAA || wayByIPv6()) {
 		return nil
@@ -103,6 +107,14 @@ func (r *resolver) own(question *dns.Msg) *dns.Msg {
 		answer.Answer = []dns.RR{&dns.A{Hdr: head, A: r.plan.host().AsSlice()}}
 	}
 	return answer
+}
+
+// unknownOutside are names of the mesh, and the machine's with something after it. Proxies ask for those as they complete a
+// name by the domains to search; were they handed on where no resolver answers, a name would not be found that is known
+// here.
+func unknownOutside(name string) bool {
+	name = dns.CanonicalName(name)
+	return dns.IsSubDomain("cluster.local.", name) || strings.HasPrefix(name, HostName+".") && name != HostName+"."
 }
 
 // wayByIPv6 says whether this machine has a route for addresses of IPv6 that are not its own.
