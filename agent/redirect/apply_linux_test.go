@@ -112,6 +112,22 @@ func TestPodWithoutRedirectionFailsItsValidationAsIstiosDoes(t *testing.T) {
 	}
 }
 
+// A user namespace that is made together with its network namespace (unshare --user --net) has no users yet when the latter
+// is made, so that some of what is in /proc/net is for the machine's root alone.
+func TestRootOfAUserNamespaceRedirectsItsOwnNetwork(t *testing.T) {
+	binary, err := os.Open(testenv.Bin(t, "pilotfish-iptables"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer binary.Close()
+	cmd := exec.Command("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "unshare", "--user", "--map-root-user", "--net",
+		"/proc/self/fd/3", "-b", "*", "-i", "*")
+	cmd.ExtraFiles, cmd.Dir = []*os.File{binary}, "/" // whose folder need not be open to nobody
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "by=nftables") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 func TestRefusedOptionsTouchNothing(t *testing.T) {
 	path := pod(t, "10.0.0.5/24")
 	p := machine(t, nil, nil)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -207,6 +208,17 @@ func TestUsersGroupsAndResolversAreLookedUp(t *testing.T) {
 	}
 	if _, _, err := execute(t, machine(t, nil, nil), "show", "--redirect-dns"); err == nil || !strings.Contains(err.Error(), "--capture-all-dns") {
 		t.Errorf("without resolv.conf: %v", err)
+	}
+}
+
+func TestResolversWithoutEndAreBounded(t *testing.T) {
+	text := ""
+	for i := range 10_000 {
+		text += fmt.Sprintf("nameserver 10.0.%d.%d\n", i>>8, i&255)
+	}
+	got := shown(t, machine(t, nil, map[string]string{"/etc/resolv.conf": text}), "--redirect-dns")["dns-servers"].Value
+	if n := strings.Count(got, ",") + 1; n != maxResolvers {
+		t.Errorf("%d resolvers are captured", n)
 	}
 }
 

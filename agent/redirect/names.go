@@ -57,6 +57,9 @@ func (p Process) proxyUser() (uint32, string) {
 	return defaultProxyID, sourceDefault
 }
 
+// maxResolvers is far beyond what resolver libraries read of the file (3), each of which is some rules here.
+const maxResolvers = 64
+
 // resolvers are those of resolv.conf.
 func (p Process) resolvers() ([]netip.Addr, error) {
 	var all []netip.Addr
@@ -68,7 +71,7 @@ func (p Process) resolvers() ([]netip.Addr, error) {
 		if a, err := netip.ParseAddr(f[1]); err == nil {
 			all = append(all, a.Unmap().WithZone(""))
 		}
-		return false
+		return len(all) == maxResolvers
 	})
 	if err != nil {
 		return nil, fmt.Errorf("the resolvers whose DNS is to be captured: %w; name them with --dns-servers, or set --capture-all-dns", err)
