@@ -7,6 +7,7 @@ import (
 	"reflect"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/conntrack"
 )
 
 // change is one table of one tool that is to be turned from one state into another, by one iptables-restore.
@@ -56,6 +57,9 @@ func (b *Backend) replaceOver(ctx context.Context, before sight, rules *iptables
 		if err := b.applyFamily(ctx, before, rules, family, undone); err != nil {
 			return err
 		}
+	}
+	if err := conntrack.Forget(b.cfg.NetNS, conntrack.After(iptables.Canonical(decode(before).Rules), rules)); err != nil {
+		return err
 	}
 	if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
 		return fmt.Errorf("remove routing of before: %w", err)
