@@ -32,17 +32,34 @@ type Event struct {
 
 // Pods lists the pods of a node, of all namespaces, and says up to which version of the store that is all.
 func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, version string, err error) {
-	var list struct {
-		Metadata struct {
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
-		Items []agentapi.Pod `json:"items"`
+	more := url.Values{"limit": {strconv.Itoa(pageOfPods)}}
+	for pages := 1; ; pages++ {
+		var list struct {
+			Metadata struct {
+				ResourceVersion string `json:"resourceVersion"`
+				Continue        string `json:"continue"`
+			} `json:"metadata"`
+			Items []agentapi.Pod `json:"items"`
+		}
+		if err := c.call(ctx, http.MethodGet, podsPath(node, more), "", nil, &list, maxList); err != nil {
+			return nil, "", fmt.Errorf("listing the pods of node %s: %w", node, err)
+		}
+		if pods = append(pods, list.Items...); len(pods) > mostPods || pages > mostPods/pageOfPods {
+			return nil, "", fmt.Errorf("listing the pods of node %s: there are more than %d, or the list has no end", node, mostPods)
+		}
+		if list.Metadata.Continue == "" {
+			return pods, list.Metadata.ResourceVersion, nil
+		}
+		more.Set("continue", list.Metadata.Continue)
 	}
-	if err := c.call(ctx, http.MethodGet, podsPath(node, nil), "", nil, &list, maxList); err != nil {
-		return nil, "", fmt.Errorf("listing the pods of node %s: %w", node, err)
-	}
-	return list.Items, list.Metadata.ResourceVersion, nil
 }
+
+const (
+	// pageOfPods are listed at once: a page is what is held in memory as text.
+	pageOfPods = 100
+	// mostPods bounds a list whose end never comes.
+	mostPods = 20000
+)
 
 func podsPath(node string, more url.Values) string {
 	query := url.Values{"fieldSelector": {"spec.nodeName=" + node}}

@@ -18,6 +18,9 @@ import (
 // mostTries is how often an action that failed, and so changed nothing, is tried again on one sandbox.
 const mostTries = 5
 
+// mostUnseen is how often no sandbox of a running pod is found before that is told: it may have just ended.
+const mostUnseen = 3
+
 // Repairer looks at the pods of the node.
 type Repairer struct {
 	config Config
@@ -32,6 +35,7 @@ type Repairer struct {
 	tries    map[string]int   // by sandbox
 	standing map[string]State // by UID, of the pods that should be captured
 	told     map[string]string
+	unseen   map[string]int // by UID: how often no sandbox of it was found
 }
 
 // New checks the configuration and remembers what was acted on before.
@@ -47,6 +51,7 @@ func New(c Config) (*Repairer, error) {
 		config: c, wake: make(chan struct{}, 1), memory: m,
 		dirty: map[string]bool{}, hints: map[string]string{},
 		tries: map[string]int{}, standing: map[string]State{}, told: map[string]string{},
+		unseen: map[string]int{},
 	}, nil
 }
 
@@ -121,6 +126,12 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 	processes, err := r.config.Scan()
 	if err != nil {
 		r.config.Logger.Error("live pods cannot be checked", "error", err)
+		for _, p := range pods {
+			if only == nil || only[name(p)] {
+				r.note(p, Evidence{State: Unknown, Differences: []string{err.Error()}})
+			}
+		}
+		r.forget(pods)
 		return
 	}
 	for _, p := range pods {
@@ -162,13 +173,15 @@ func name(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metada
 func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes Processes) {
 	s, err := processes.Find(p, uids(p), r.hint(p))
 	if err != nil {
-		if errors.Is(err, sandbox.ErrNone) && r.standing[p.Metadata.UID] == "" {
+		if r.unseen[p.Metadata.UID]++; errors.Is(err, sandbox.ErrNone) && r.standing[p.Metadata.UID] == "" &&
+			(p.Status.Phase != "Running" || r.unseen[p.Metadata.UID] < mostUnseen) {
 			return // it has no process yet, or no more
 		}
 		r.note(p, Evidence{State: Unknown, Differences: []string{err.Error()}})
 		return
 	}
 	defer s.Close()
+	delete(r.unseen, p.Metadata.UID)
 	evidence := r.inspect(ctx, p, s, false)
 	if r.shouldAct(evidence.State) && r.act(ctx, p, s) && r.config.Mode == Mend {
 		evidence = r.inspect(ctx, p, s, true)
@@ -257,6 +270,7 @@ func (r *Repairer) forget(pods []*agentapi.Pod) {
 	}
 	gone := func(uid string) bool { return !live[uid] }
 	maps.DeleteFunc(r.standing, func(uid string, _ State) bool { return gone(uid) })
+	maps.DeleteFunc(r.unseen, func(uid string, _ int) bool { return gone(uid) })
 	maps.DeleteFunc(r.told, func(uid, _ string) bool { return gone(uid) })
 	maps.DeleteFunc(r.tries, func(key string, _ int) bool { return gone(uidOf(key)) })
 	if len(pods) > 0 { // none may mean that they are not known yet
