@@ -191,5 +191,5 @@ func (r *Registry) admit(sources []*source) []config.Problem {
 	for _, services := range r.byHost {
 		slices.SortFunc(services, order)
 	}
-	return problems
+	return append(problems, r.sharedAddresses()...)
 }

@@ -2,9 +2,12 @@ package registry
 
 import (
 	"encoding/binary"
+	"fmt"
 	"hash/fnv"
 	"net/netip"
 	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // giveVirtualAddress gives a service that has no address one that stands for it alone, so that a connection to it can be
@@ -23,4 +26,26 @@ func (o Options) giveVirtualAddress(s *Service) {
 	var addr [4]byte
 	binary.BigEndian.PutUint32(addr[:], number)
 	s.Addresses = []netip.Addr{netip.AddrFrom4(addr)}
+}
+
+// sharedAddresses tells of services that were given the same address.
+func (r *Registry) sharedAddresses() []config.Problem {
+	if !r.opts.Virtual.IsValid() {
+		return nil
+	}
+	var problems []config.Problem
+	first := make(map[netip.Addr]*Service, len(r.Services))
+	for _, service := range r.Services {
+		for _, at := range service.Addresses {
+			other := first[at]
+			if other == nil {
+				first[at] = service
+			} else if r.opts.Virtual.Contains(at) && other.Hostname != service.Hostname {
+				problems = append(problems, problemAt(r.bySource[service.Source].resource, "metadata.name", service.Hostname,
+					fmt.Sprintf("its name leads to the address of %s, %s: a TCP port that both have goes to one of the two", other.Hostname, at),
+					"rename it, or give it an address of its own: clusterIP of a Service, addresses of a ServiceEntry"))
+			}
+		}
+	}
+	return problems
 }
