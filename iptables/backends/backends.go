@@ -251,16 +251,19 @@ func (b *Backend) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bo
 	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Locked: true, Logger: b.cfg.Logger})
 }
 
+// ownPrefixes begin the names of our chains.
+var ownPrefixes = []string{"ISTIO_", "PILOTFISH_"}
+
 // hasIPTables says whether iptables may have rules of ours, in either flavour.
 func (b *Backend) hasIPTables(ctx context.Context) (bool, error) {
-	chains, err := b.nft.ChainsOfIPTables(ctx, "ISTIO_", "PILOTFISH_")
+	chains, err := b.nft.ChainsOfIPTables(ctx, ownPrefixes...)
 	if err == nil && len(chains) > 0 {
 		return true, nil
 	}
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
 		return false, err
 	}
-	return hasLegacyTables(b.cfg.NetNS)
+	return hasLegacyRules(b.cfg.NetNS, ownPrefixes...)
 }
 
 // cleanIPTables takes away what iptables has of ours.

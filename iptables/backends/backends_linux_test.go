@@ -186,3 +186,31 @@ func TestOfTwoWhoApplyAtOnceByDifferentBackEndsOneIsInForce(t *testing.T) {
 		}
 	}
 }
+
+func TestNoProgramIsNeededForLegacyTablesOfOthers(t *testing.T) {
+	ctx := context.Background()
+	ns := testns.New(t)
+	b := open(t, ns, Auto)
+	others := func(script string) {
+		t.Helper()
+		err := ns.Within(func() error {
+			out, err := exec.Command("sh", "-ec", "for p in iptables-legacy ip6tables-legacy; do "+script+"; done").CombinedOutput()
+			t.Logf("%s", out)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	others("$p -w -t nat -N THEIRS; $p -w -t nat -A THEIRS -p tcp --dport 80 -j RETURN; $p -w -t filter -S")
+	if err := b.Apply(ctx, rules(t, iptables.RedirectMode)); err != nil {
+		t.Fatal(err)
+	}
+	if there, err := b.hasIPTables(ctx); there || err != nil {
+		t.Errorf("rules of others are taken for ours: %v %v", there, err)
+	}
+	others("$p -w -t nat -N ISTIO_OUTPUT")
+	if there, err := b.hasIPTables(ctx); !there || err != nil {
+		t.Errorf("a chain of ours is not seen: %v %v", there, err)
+	}
+}

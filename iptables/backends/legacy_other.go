@@ -2,4 +2,4 @@
 
 package backends
 
-func hasLegacyTables(int) (bool, error) { return false, nil }
+func hasLegacyRules(int, ...string) (bool, error) { return false, nil }

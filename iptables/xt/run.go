@@ -21,8 +21,8 @@ const (
 	commandLimit = 40 * time.Second // more than the wait for the lock
 	versionLimit = 5 * time.Second
 	// drainLimit bounds how long what a killed program started may hold its output open: binaries may be wrappers.
-	drainLimit = 500 * time.Millisecond
-	outputLimit  = 16 << 20
+	drainLimit  = 500 * time.Millisecond
+	outputLimit = 16 << 20
 )
 
 // ownLock is a file that every process has for itself. The lock of iptables-legacy is by default one for the whole host,
