@@ -18,7 +18,7 @@ type change struct {
 	made     bool // the table is not there yet
 }
 
-// Apply replaces what is in force. Where more than one table of a family changes, new connections wait meanwhile.
+// Apply replaces what is in force. Where more than one table of a family changes, its new connections wait meanwhile.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	if rules == nil {
 		return errors.New("there is no rule set to apply; Clean takes away what is there")
@@ -179,10 +179,10 @@ func sameRules(got, want []string) bool {
 	return true
 }
 
-// execute makes the changes, each at once. Between two of them connections could go astray, so that new ones are held up
-// where something of ours was in force before.
+// execute makes the changes, each at once. Between two of them connections could go astray, so that new ones are held up:
+// at the first apply too, as who is killed half-way must not leave a pod that looks captured and is so in part.
 func (b *Backend) execute(ctx context.Context, changes []change, undone *undoing) error {
-	if needsGuard(changes) {
+	if len(changes) > 1 {
 		lift, err := b.guard(ctx, changes[0].tool)
 		if err != nil {
 			return err
@@ -209,14 +209,6 @@ func (b *Backend) inject(step string) error {
 		return nil
 	}
 	return b.cfg.Inject(step)
-}
-
-func needsGuard(changes []change) bool {
-	former := false
-	for _, c := range changes {
-		former = former || !c.from.empty()
-	}
-	return former && len(changes) > 1
 }
 
 func (b *Backend) restore(ctx context.Context, t tool, text string) error {
