@@ -69,6 +69,13 @@ type common struct {
 func (c *common) addOutput(f *pflag.FlagSet) {
 	f.StringVarP(&c.format, "output", "o", "", "json or yaml instead of text")
 	c.addTo(f, "o")
+	// So that the options of apply can be given here as they are: who has the rules in force is found out.
+	for _, name := range []string{"force-iptables-binary", "native-nftables"} {
+		f.String(name, "", "without effect here")
+		f.Lookup(name).NoOptDefVal = "true"
+		_ = f.MarkHidden(name)
+	}
+	f.Lookup("force-iptables-binary").NoOptDefVal = ""
 }
 
 func (c *common) addTo(f *pflag.FlagSet, taken string) {
@@ -151,6 +158,9 @@ func fromEnvironment(f *pflag.FlagSet, p Process, list []switchFlag) error {
 }
 
 func formatError(format string) error {
+	if format != "" && strings.Trim(format, "0123456789,:-") == "" { // -o of the command that applies
+		return usagef("-o is the format of the output here; ports that are not captured are --istio-local-outbound-ports-exclude")
+	}
 	return usagef("output format %q is not known; use json or yaml, or leave it out for text", format)
 }
 

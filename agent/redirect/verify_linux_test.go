@@ -130,3 +130,17 @@ func TestTraceRefusesWhatHasNoBounds(t *testing.T) {
 		}
 	}
 }
+
+func TestOptionsOfApplyAreTakenWhereRulesAreLookedAt(t *testing.T) {
+	ns := testns.New(t)
+	for _, name := range []string{"verify", "show"} {
+		for _, more := range [][]string{{"--force-iptables-binary", "legacy"}, {"--native-nftables"}, {"--native-nftables=false"}} {
+			if code, _, said := command(t, ns, append([]string{name}, more...)...); code == exitUsage {
+				t.Errorf("%s %v: %s", name, more, said)
+			}
+		}
+		if code, _, said := command(t, ns, name, "-o", "8080,9090"); code != exitUsage || !strings.Contains(said, "--istio-local-outbound-ports-exclude") {
+			t.Errorf("%s -o 8080,9090: exit code %d, %s", name, code, said)
+		}
+	}
+}
