@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"errors"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -57,6 +58,16 @@ func TestRealPodThatStartedBeforeThePluginIsMended(t *testing.T) {
 	r.Sweep(t.Context())
 	if acted != "repair success" {
 		t.Fatalf("acted: %q\n%s", acted, log)
+	}
+	// Envoy was started before and may not listen yet: until then packets are refused, and never pass by it.
+	for from, to := range map[*sandbox]string{web: db.at(0, 8080), db: web.at(0, 8080)} {
+		app := map[*sandbox]string{web: webApp, db: dbApp}[from]
+		testenv.Eventually(t, "Envoy to listen", func() error {
+			if answer := from.get(t, app, to); strings.Contains(answer, "connection refused") {
+				return errors.New(answer)
+			}
+			return nil
+		})
 	}
 	traffic("outbound", "inbound")
 }
