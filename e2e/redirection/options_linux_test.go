@@ -130,6 +130,8 @@ var sets = []options{
 		but: flags(dnsAll, secondProxy, []string{"second tcp own:53", "app"})},
 	{name: "DNS, another user, the group stays", flags: flags(star, dual, dns, []string{"proxy-uid=3000", "proxy-gid=1337"}), in: true, out: true,
 		but: flags(dnsAll, []string{"uid tcp mesh:80", "outbound", "uid ??p resolver:53", "dns", "uid tcp own:80", "app", "uid tcp own:53", "dns"})},
+	{name: "DNS, another group, the user stays", flags: flags(star, dual, dns, []string{"proxy-uid=1337", "proxy-gid=3000"}), in: true, out: true,
+		but: flags(dnsAll, []string{"gid tcp mesh:80", "outbound", "gid ??p resolver:53", "dns", "gid tcp own:80", "app", "gid tcp own:53", "dns"})},
 	{name: "virtual machine, exclusions, IPv6 refused", flags: flags(star, []string{"ipv6=reject", "kube-virt-interfaces=vif0", "istio-service-exclude-cidr=10.57.0.0/16,fd57::/16"}),
 		in: true, out: true, ipv6: "refuse", but: []string{"machine tcp *", "outbound", "machine tcp virtual:80", "app", "v6 machine tcp virtual:80", "app"}},
 	{name: "invalid packets dropped", flags: flags(star, dual, []string{"drop-invalid=true"}), in: true, out: true},
