@@ -46,15 +46,15 @@ func (l *lines) next() ([]byte, bool) {
 		if l.err != nil {
 			return nil, false
 		}
-		l.more()
-		searched = l.at
 		if l.end-l.at >= longestLine {
 			if !l.skipping {
 				l.skipping = true
 				l.tooLong++
 			}
-			l.at, l.end, searched = 0, 0, 0
+			l.at, l.end = 0, 0
 		}
+		l.more()
+		searched = l.at
 	}
 }
 
