@@ -59,8 +59,8 @@ func (w *world) insist(t *testing.T, c connection, family int, done chan struct{
 	for {
 		select {
 		case <-done:
-			if captured < 10 {
-				t.Errorf("%s, IPv%d: was captured but %d times", c.name, 4+2*family, captured)
+			if captured == 0 { // how often depends on how busy the machine is: what waits takes all of its patience
+				t.Errorf("%s, IPv%d: was never captured", c.name, 4+2*family)
 			}
 			return
 		default:
