@@ -9,7 +9,7 @@ func (c *compiler) refusal() []Chain {
 	in, out, through := newBase(Filter, Input), newBase(Filter, Output), newBase(Filter, Forward)
 	fresh := []State{New}
 	for _, name := range f.VirtualInterfaces {
-		in.jump("refuse/hook-virtual-here-"+name, Match{InInterface: name, States: fresh}, chainVirtual)
+		in.jump("refuse/hook-here-"+name, Match{InInterface: name, States: fresh}, chainVirtual)
 	}
 	in.jump("refuse/hook-inbound", Match{Protocol: TCP, States: fresh}, chainInbound)
 	out.jump("refuse/hook-outbound", Match{States: fresh}, chainOutput)

@@ -2,6 +2,9 @@ package iptables
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -79,6 +82,53 @@ func manySets(t *testing.T) map[string]*RuleSet {
 		}
 	}
 	return all
+}
+
+// Whatever interfaces are called, even what IDs are made of, no two rules share an ID.
+func TestInterfacesOfAnyNamesLeaveIDsUnique(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	names := namesLikeIDs()
+	some := func() string {
+		var list []string
+		for range 6 {
+			list = append(list, names[random.IntN(len(names))])
+		}
+		return strings.Join(list, ",")
+	}
+	compared := 0
+	for range 3000 {
+		one := func(of ...string) string { return of[random.IntN(len(of))] }
+		o := options(t, flagMode, one("REDIRECT", "TPROXY"), flagIPv6, one("capture", "reject", "pass"), flagInbound, one("*", "80,90-99"),
+			flagVirtual, some(), flagInterfaces, one("", some()), flagRedirectDNS, "true", flagCaptureAllDNS, one("true", "false"),
+			flagDNSServers, "10.0.0.10,fd00::10,::a", flagCIDRs, one("*", "10.0.0.0/8,fd00::/8"), envExcludeGroups, one("", "12,0"))
+		if rules, err := Compile(o); err == nil { // otherwise an interface is excluded and virtual
+			checkForm(t, rules)
+			compared++
+		}
+	}
+	if compared < 1000 {
+		t.Errorf("only %d sets of rules were looked at", compared)
+	}
+}
+
+// namesLikeIDs are the ends of the kinds of rules, with what may follow them, where they can be names of interfaces.
+func namesLikeIDs() []string {
+	var names []string
+	for _, kind := range slices.Sorted(maps.Keys(reasons)) {
+		for i := range len(kind) {
+			for _, end := range []string{"", "x", "-x", "10.0.0.10", "-::a"} {
+				if name, err := parseInterface(kind[i:] + end); err == nil {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	for _, text := range []string{"x", "::a", "10.0.0.10"} {
+		if name, err := parseInterface(text); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func checkForm(t *testing.T, rules *RuleSet) {
