@@ -27,6 +27,7 @@ type Index struct {
 	proc string
 	pids map[string][]int // by the pod's UID, oldest first
 	node []ID             // the node's network namespaces: of its first process, and of this one
+	user []ID             // and its user namespaces
 }
 
 // ID tells a network namespace from all others that exist at the same time.
@@ -90,6 +91,11 @@ func Scan(proc, node string) (*Index, error) {
 		}
 		x.node = append(x.node, id)
 	}
+	for _, path := range []string{filepath.Join(proc, "1/ns/user"), "/proc/thread-self/ns/user"} {
+		if id, err := idOf(path); err == nil { // there are kernels without
+			x.user = append(x.user, id)
+		}
+	}
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil, err
@@ -128,38 +134,65 @@ func (x *Index) podOf(pid int) string {
 }
 
 // Find opens the network namespace of a pod: that of its processes which has the pod's address. hint is a path that the
-// plugin was told by the runtime, tried when no process is to be seen; "" for none.
+// plugin was told by the runtime, tried when no process is to be seen; "" for none. Where two namespaces fit, none is taken:
+// whoever may make control groups on the node could give his own the name of a pod's.
 func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, error) {
+	var found *candidate
 	var errs []error
 	seen := map[ID]bool{}
+	for _, c := range x.candidates(p, uids, hint) {
+		if found != nil && c.hinted {
+			break
+		}
+		s, err := c.open()
+		if err == nil && seen[s.ID] {
+			s.Close()
+			continue
+		}
+		if err == nil {
+			seen[s.ID] = true
+			err = errors.Join(x.trusted(s), s.belongs(p))
+		}
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+			if s != nil {
+				s.Close()
+			}
+		case found != nil:
+			found.Close()
+			s.Close()
+			return nil, fmt.Errorf("%w: two fit pod %s/%s, %s of %s and %s of %s (end the one that is not the pod's, or move it to a control group of another name)",
+				ErrNone, p.Metadata.Namespace, p.Metadata.Name, found.ID, found.from, s.ID, c.from)
+		default:
+			c.Sandbox = s
+			found = &c
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("%w: %w", ErrNone, errors.Join(errs...))
+	}
+	return found.Sandbox, nil
+}
+
+// candidate is a namespace that may be a pod's.
+type candidate struct {
+	*Sandbox
+	from   string
+	open   func() (*Sandbox, error)
+	hinted bool
+}
+
+func (x *Index) candidates(p *agentapi.Pod, uids []string, hint string) (all []candidate) {
 	for _, uid := range uids {
 		for _, pid := range x.pids[uid] {
-			s, err := x.of(pid, uid)
-			if err == nil && seen[s.ID] {
-				s.Close()
-				continue
-			}
-			if err == nil {
-				seen[s.ID] = true
-				if err = s.belongs(p); err == nil {
-					return s, nil
-				}
-				s.Close()
-			}
-			errs = append(errs, err)
+			all = append(all, candidate{from: fmt.Sprintf("process %d", pid), open: func() (*Sandbox, error) { return x.of(pid, uid) }})
 		}
 	}
 	if hint != "" && len(p.Addresses()) > 0 {
-		s, err := x.Open(hint)
-		if err == nil {
-			if err = s.belongs(p); err == nil {
-				return s, nil
-			}
-			s.Close()
-		}
-		errs = append(errs, err)
+		all = append(all, candidate{from: hint, open: func() (*Sandbox, error) { return x.Open(hint) }, hinted: true})
 	}
-	return nil, fmt.Errorf("%w: %w", ErrNone, errors.Join(errs...))
+	return all
 }
 
 // of opens the namespace of a process, which must be the same pod's after that, too: a PID may have gone to another.
