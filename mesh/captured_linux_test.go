@@ -367,7 +367,13 @@ func TestTwoCapturedMeshesMayHaveTheSameAddresses(t *testing.T) {
 func playExec(args []string) {
 	c, err := Connect(args[0], args[1])
 	fail(err)
-	fail(c.Exec(context.Background(), args[2], args[3:], os.Environ()))
+	err = c.Exec(context.Background(), args[2], args[3:], os.Environ())
+	var failed *ExecError
+	if errors.As(err, &failed) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(failed.Status)
+	}
+	fail(err)
 }
 
 func TestACommandRunsInAWorkloadsPlace(t *testing.T) {
@@ -396,8 +402,23 @@ func TestACommandRunsInAWorkloadsPlace(t *testing.T) {
 			if lines[1] != cmd.Dir || lines[2] != i.Name+" "+m.runID {
 				t.Errorf("said %q", lines[:3])
 			}
-			if err := exec.Command(os.Args[0], "exec", cfg.RuntimeDir, m.Name(), "nobody", "true").Run(); err == nil {
-				t.Error("there is no workload nobody")
+			plain := filepath.Join(cmd.Dir, "plain")
+			if err := os.WriteFile(plain, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []struct {
+				status   int
+				instance string
+				program  string
+			}{
+				{ExitNotInside, "nobody", "true"},
+				{ExitNotRun, i.Name, plain}, {ExitNotRun, i.Name, cmd.Dir},
+				{ExitNoProgram, i.Name, "no-such-program"}, {ExitNoProgram, i.Name, "/nowhere/program"},
+			} {
+				out, err := exec.Command(os.Args[0], "exec", cfg.RuntimeDir, m.Name(), c.instance, c.program).CombinedOutput()
+				if !errors.As(err, &ended) || ended.ExitCode() != c.status {
+					t.Errorf("%s in %s: %v, want %d: %s", c.program, c.instance, err, c.status, out)
+				}
 			}
 		})
 	}

@@ -2,7 +2,9 @@ package mesh
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -37,12 +39,44 @@ func (m *Mesh) inside(name string) (Inside, error) {
 	return Inside{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists those it has", m.Name(), name)
 }
 
+// The exit statuses of a command that could not be run in a workload's place, as of env(1) and shells.
+const (
+	ExitNotInside = 125 // there is no such workload, or no way into it now
+	ExitNotRun    = 126 // the program is there, and may not or cannot be run
+	ExitNoProgram = 127 // the program is not there
+)
+
+// ExecError says why a program could not be run in a workload's place.
+type ExecError struct {
+	Status int // one of the exit statuses above
+	Err    error
+}
+
+func (e *ExecError) Error() string { return e.Err.Error() }
+
+// Unwrap gives what went wrong.
+func (e *ExecError) Unwrap() error { return e.Err }
+
+// noProgramError says that a program is not there.
+type noProgramError struct{ error }
+
+func (e noProgramError) Unwrap() error { return e.error }
+
+// notRun is an ExecError of a program.
+func notRun(err error) error {
+	var missing noProgramError
+	if errors.As(err, &missing) || errors.Is(err, fs.ErrNotExist) {
+		return &ExecError{ExitNoProgram, err}
+	}
+	return &ExecError{ExitNotRun, err}
+}
+
 // Exec runs a program in the place of an instance's application, with its network, names and environment, in the place of
-// this process. It returns only on an error.
+// this process. It returns only on an error, which is an ExecError.
 func (c *Client) Exec(ctx context.Context, instance string, args, environ []string) error {
 	var in Inside
 	if err := c.call(ctx, http.MethodGet, "/workloads/"+url.PathEscape(instance)+"/inside", &in); err != nil {
-		return err
+		return &ExecError{ExitNotInside, err}
 	}
 	env := append(append([]string(nil), environ...), in.Env...)
 	if in.PID == 0 {
@@ -50,10 +84,10 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 	}
 	dir, err := os.Getwd()
 	if err != nil {
-		return fmt.Errorf("finding the working directory: %w", err)
+		return &ExecError{ExitNotInside, fmt.Errorf("finding the working directory: %w", err)}
 	}
 	if err := joinProcess(in.PID, dir); err != nil {
-		return fmt.Errorf("joining workload %s: %w", instance, err)
+		return &ExecError{ExitNotInside, fmt.Errorf("joining workload %s: %w", instance, err)}
 	}
 	return execute(args, env)
 }
@@ -62,10 +96,10 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 func execute(args, env []string) error {
 	path, err := findProgram(command{Args: args, Env: env})
 	if err != nil {
-		return err
+		return notRun(err)
 	}
 	if !filepath.IsAbs(path) && strings.Contains(path, "/") {
 		path = "./" + path
 	}
-	return replaceProcess(path, args, env)
+	return notRun(replaceProcess(path, args, env))
 }

@@ -378,15 +378,24 @@ func TestAWorkloadThatIsNotReadyGetsNoTraffic(t *testing.T) {
 }
 
 func TestAWorkloadThatTakesTooLongIsTold(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+	for remedy, network := range map[string]Network{"bind ${APP_ADDRESS}": Loopback{}, "listen on 0.0.0.0, all addresses of IPv4": Captured{}} {
+		t.Run(fmt.Sprintf("%T", network), func(t *testing.T) {
+			if _, captured := network.(Captured); captured {
+				needNamespaces(t)
+			}
+			cfg := testConfig(t, testTopology(t, `
   workloads:
   - {name: slow, startupTimeout: 300ms, command: [sleep, "60"], `+appPort+`}
-`)))
-	err := m.WaitReady(context.Background())
-	if err == nil || !strings.Contains(err.Error(), "does not listen on") || !strings.Contains(err.Error(), "APP_ADDRESS") {
-		t.Errorf("WaitReady gives %v", err)
+`))
+			cfg.Network = network
+			m := bringUp(t, cfg)
+			err := m.WaitReady(context.Background())
+			if err == nil || !strings.Contains(err.Error(), "does not listen on") || !strings.Contains(err.Error(), remedy) {
+				t.Errorf("WaitReady gives %v", err)
+			}
+			m.find("late", func(e Event) bool { return e.Kind == NotReady && strings.Contains(e.Message, "startupTimeout") })
+		})
 	}
-	m.find("late", func(e Event) bool { return e.Kind == NotReady && strings.Contains(e.Message, "startupTimeout") })
 }
 
 func TestWhatApplicationsStartEndsWithThem(t *testing.T) {

@@ -109,7 +109,7 @@ func (p *prober) probeTCP(ctx context.Context, address string) string {
 	defer cancel()
 	conn, err := p.dial(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Sprintf("application does not listen on %s yet (it has to bind ${APP_ADDRESS}:${PORT}): %v", address, cause(err))
+		return fmt.Sprintf("application does not listen on %s yet (%s): %v", address, p.bound(), cause(err))
 	}
 	_ = conn.Close()
 	return ""
@@ -118,12 +118,20 @@ func (p *prober) probeTCP(ctx context.Context, address string) string {
 func (p *prober) probeHTTP(ctx context.Context, address, path string) string {
 	status, err := p.getJSON(ctx, address, path, nil)
 	if err != nil {
-		return fmt.Sprintf("application does not answer at http://%s%s yet (it has to bind ${APP_ADDRESS}:${PORT}): %v", address, path, err)
+		return fmt.Sprintf("application does not answer at http://%s%s yet (%s): %v", address, path, p.bound(), err)
 	}
 	if status < 200 || status > 399 {
 		return fmt.Sprintf("application answers %d at http://%s%s", status, address, path)
 	}
 	return ""
+}
+
+// bound says where the application has to be for its sidecar.
+func (p *prober) bound() string {
+	if p.instance.captured {
+		return "it has to listen on 0.0.0.0, all addresses of IPv4, and not on 127.0.0.1 or IPv6 alone"
+	}
+	return "it has to bind ${APP_ADDRESS}:${PORT}"
 }
 
 // getJSON asks and decodes the answer, unless into is nil. An answer of another form is no error: the status counts.

@@ -1,7 +1,9 @@
 package mesh
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -124,15 +126,23 @@ func findProgram(c command) (string, error) {
 		}
 		return path, nil
 	}
+	var mayNot string
 	for _, dir := range filepath.SplitList(lookupEnv(c.Env, "PATH")) {
 		if dir == "" || !filepath.IsAbs(dir) {
 			continue
 		}
-		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+		path, err := exec.LookPath(filepath.Join(dir, name))
+		if err == nil {
 			return path, nil
 		}
+		if mayNot == "" && errors.Is(err, fs.ErrPermission) {
+			mayNot = filepath.Join(dir, name)
+		}
 	}
-	return "", fmt.Errorf("no program %q in PATH: install it, or give its path as the command's first item", name)
+	if mayNot != "" {
+		return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or mend the command's first item", mayNot)
+	}
+	return "", noProgramError{fmt.Errorf("no program %q in PATH: install it, or give its path as the command's first item", name)}
 }
 
 // reason is the innermost error, without the path that the message around it has already.

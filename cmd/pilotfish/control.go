@@ -98,7 +98,8 @@ func newExecCommand() *cobra.Command {
 		Short: "Run a command as a workload's application is run",
 		Long: `Run a command where the application of a workload runs: with its environment and, where traffic is captured, in its
 network and with its names, so that what the command calls, it calls as the workload. Of a workload with replicas, name
-one instance. The command's end is that of this one.`,
+one instance. The command's end is that of this one. It exits with 125 when there is no such workload or no way into it now,
+with 126 when the command may not be run, and with 127 when it is not there.`,
 		Example: `  pilotfish exec page-v1 -- curl http://reviews:9080/reviews/1
   pilotfish exec page-v1 sh`,
 		Args: cobra.MinimumNArgs(2),

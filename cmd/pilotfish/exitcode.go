@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
 )
 
-// The exit codes of the commands on meshes; the agent's commands have codes of their own.
+// The exit codes of the commands on meshes; exec has those of mesh.ExecError too, and the agent's commands have their own.
 const (
 	exitNotReady = 1 // status: not all is ready; other commands: what was asked for failed
 	exitUsage    = 2 // wrong flags, a wrong topology file, or no mesh to talk to
@@ -31,11 +31,14 @@ func exitCode(c *cobra.Command, err error) int {
 	var demoUsage demo.UsageError
 	var invalid *mesh.InvalidError
 	var absent *mesh.NotRunningError
+	var notRun *mesh.ExecError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &usage), errors.As(err, &demoUsage), errors.As(err, &invalid), errors.As(err, &absent):
 		return exitUsage
+	case errors.As(err, &notRun):
+		return notRun.Status
 	case ofAgent(c):
 		return agent.ExitCode(err)
 	}
