@@ -50,6 +50,16 @@ func foreignThings(t *testing.T, ns *testns.Namespace) {
 	}
 }
 
+func removeForeignRoute(t *testing.T, ns *testns.Namespace) {
+	t.Helper()
+	err := ns.Within(func() error {
+		return exec.Command("ip", "route", "del", "192.0.2.0/24", "dev", "lo", "table", "133").Run()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestCleaningLeavesWhatWasThereBefore(t *testing.T) {
 	for name, change := range choices() {
 		t.Run(name, func(t *testing.T) {

@@ -66,6 +66,7 @@ func TestAFailedApplyLeavesWhatWasThereBefore(t *testing.T) {
 					t.Fatalf("after failing to %s, before:\n%s\nafter:\n%s", fail.failed, before, after)
 				}
 			}
+			removeForeignRoute(t, ns) // in a table of ours, it is told of
 			checkInForce(t, backend(t, Config{NetNS: int(ns.Handle)}), compile(t, choices()[c[1]]))
 		})
 	}
