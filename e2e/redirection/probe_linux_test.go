@@ -1,6 +1,7 @@
 package redirection
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 	"strings"
@@ -29,10 +30,11 @@ type probe struct {
 	owner   owner
 	mark    int
 	wish    byte
+	wait    time.Duration // patience, if 0
 }
 
-// patience bounds what will not come; silence is expected but rarely.
-const patience = 400 * time.Millisecond
+// patience is less than the second after which the kernel sends a connection's first packet again: a lost one is noticed.
+const patience = 900 * time.Millisecond
 
 // run makes the connection in the namespace, and gives the answer, or "refused", "silence", or what else went wrong.
 func (p probe) run(ns *testns.Namespace) string {
@@ -86,7 +88,7 @@ func (p probe) ask() (string, error) {
 	if err := unix.Connect(fd, sockaddr(p.to)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		return "", err
 	}
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(cmp.Or(p.wait, patience))
 	if err := wait(fd, unix.POLLOUT, deadline); err != nil {
 		return "", err
 	}

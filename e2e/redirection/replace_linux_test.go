@@ -3,6 +3,7 @@ package redirection
 import (
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
@@ -66,6 +67,7 @@ func (w *world) insist(t *testing.T, c connection, family int, done chan struct{
 		default:
 		}
 		p, _ := c.probe(family)
+		p.wait = 400 * time.Millisecond
 		switch got := p.run(c.namespace(w)); arrival(got) {
 		case c.all:
 			captured++
