@@ -49,7 +49,6 @@ func (c *compiler) tproxyInbound() *chain {
 	c.inboundExceptions(n)
 	mark, self := c.proxyMark(), Mark{Value: selfCallMark, Mask: allBits}
 	n.add("tproxy/save-mark", Match{Protocol: TCP, Mark: &mark}, Verdict{Action: SaveMark})
-	n.leave("tproxy/from-proxy", Match{Protocol: TCP, Mark: &mark})
 	for _, l := range c.locals() {
 		n.leave("tproxy/passthrough-"+l.name, Match{Protocol: TCP, InInterface: loopback, Source: oneNet(l.passthrough)})
 	}
@@ -75,14 +74,12 @@ func (c *compiler) inboundTProxy(n *chain, established Match) {
 	}
 }
 
-// tproxyOutput marks what has to come back as inbound traffic, and answers to clients' addresses.
+// tproxyOutput marks what has to come back as inbound traffic, and answers to clients' addresses. Those belong to the proxy
+// even where the way to the client is by an excluded interface.
 func (c *compiler) tproxyOutput() *chain {
 	n := newChain(Mangle, chainOutput)
 	if !c.tproxy() || !c.inbound() {
 		return n
-	}
-	for _, name := range c.ExcludeInterfaces {
-		n.leave("mark/exclude-interface-"+name, Match{OutInterface: name})
 	}
 	mark, self := c.proxyMark(), Mark{Value: selfCallMark, Mask: allBits}
 	n.leave("mark/from-proxy", Match{Protocol: TCP, OutInterface: loopback, Mark: &mark})

@@ -25,6 +25,7 @@ var who = map[string]struct {
 	"apppass": {owner{1000, 1000}, "pass"},
 	"peer":    {owner{}, ""},
 	"far":     {owner{}, "far"},
+	"round":   {owner{}, "through1"}, // its packets come in by one interface, and the answers go by another
 	"machine": {owner{}, ""},
 }
 
@@ -120,6 +121,7 @@ peer tcp net1:80        app       app       inbound
 peer udp own:9999       app       app       app
 peer udp own:53         app       app       app
 far tcp own:80          app       app       inbound
+round tcp own:80        app       app       inbound
 machine tcp mesh:80     peer      peer      inbound
 machine tcp mesh:3306   peer      peer      inbound
 machine tcp other:80    peer      peer      inbound
@@ -150,16 +152,20 @@ func connections() []connection {
 }
 
 // inbound tells whether it comes in over a link.
-func (c connection) inbound() bool { return c.who == "peer" || c.who == "far" || c.who == "machine" }
+func (c connection) inbound() bool { return c.namespaceName() != "pod" }
+
+func (c connection) namespaceName() string {
+	switch c.who {
+	case "peer", "far", "round":
+		return "peer"
+	case "machine":
+		return "machine"
+	}
+	return "pod"
+}
 
 func (c connection) namespace(w *world) *testns.Namespace {
-	switch c.who {
-	case "peer", "far":
-		return w.peer
-	case "machine":
-		return w.machine
-	}
-	return w.pod
+	return map[string]*testns.Namespace{"pod": w.pod, "peer": w.peer, "machine": w.machine}[c.namespaceName()]
 }
 
 // probe makes the connection of a family; false if the family has no such one.

@@ -157,7 +157,7 @@ func (w *world) passAll(t *testing.T, o options) {
 			}
 			w.proxy.Store(&by)
 			for _, c := range connections() {
-				if c.name == "app tcp mesh:80" || c.name == "far tcp own:80" || c.name == "peer tcp own:8080" || c.name == "proxy tcp own:80" {
+				if c.name == "app tcp mesh:80" || c.name == "far tcp own:80" || c.name == "round tcp own:80" || c.name == "peer tcp own:8080" || c.name == "proxy tcp own:80" {
 					w.pass(t, o, c, family, by)
 				}
 			}

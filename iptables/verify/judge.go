@@ -121,7 +121,7 @@ func consequence(rule string, want, got fate) string {
 	case captured(want):
 		return fmt.Sprintf("reaches %s, and should reach %s", got.name(), want.name())
 	case strings.HasPrefix(rule, "outbound/proxy-") || strings.HasPrefix(rule, "outbound/passthrough-") ||
-		strings.HasPrefix(rule, "tproxy/passthrough-") || strings.HasPrefix(rule, "tproxy/from-proxy"):
+		strings.HasPrefix(rule, "tproxy/passthrough-"):
 		return "comes back to the proxy for ever, at " + got.name()
 	}
 	return "is captured, and should be left alone: it reaches " + got.name()
