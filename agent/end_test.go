@@ -201,7 +201,7 @@ func TestConnectionWithoutARequestHasItsTimeAndNoMore(t *testing.T) {
 
 func TestDeadlineCutsWhatIsLeftAndSaysSo(t *testing.T) {
 	t.Parallel()
-	s := newSlowSetup(t, "127.102.4.1", "TERMINATION_GRACE_PERIOD=2")
+	s := newSlowSetup(t, "127.102.4.1", "TERMINATION_GRACE_PERIOD=6")
 	s.env = append(s.env, s.drainFor("0.5s"))
 	r := s.start(t)
 	r.waitReady()
