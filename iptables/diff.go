@@ -40,7 +40,7 @@ func (d Difference) String() string {
 // packets through the rules with that one thing wrong.
 func Diff(want *RuleSet, got *Installed) []Difference {
 	if got == nil || got.Rules == nil {
-		return []Difference{{Kind: Missing, What: "no rule is in force", Consequence: consequence(want, &RuleSet{Families: want.Families}, samples(want))}}
+		return []Difference{{Kind: Missing, What: "no rule is in force", Consequence: consequence(want, &RuleSet{Families: want.Families}, samples(sampled(want)))}}
 	}
 	d := differ{want: Canonical(want), got: Canonical(got.Rules)}
 	d.chains()
@@ -169,21 +169,23 @@ func counterpart(lines []line, i int) int {
 // align lays two chains side by side, so that as many rules as can be meet their like.
 func align(want, got []Rule) []line {
 	a, b := ruleTexts(want), ruleTexts(got)
-	length := commonLengths(a, b)
+	meets := alike(a, b)
 	var lines []line
-	i, j := 0, 0
-	for i < len(a) || j < len(b) {
-		switch {
-		case i < len(a) && j < len(b) && a[i] == b[j]:
-			lines = append(lines, line{want: &want[i], got: &got[j], text: a[i]})
-			i, j = i+1, j+1
-		case j == len(b) || i < len(a) && length[i+1][j] >= length[i][j+1]:
-			lines = append(lines, line{want: &want[i], text: a[i]})
-			i++
-		default:
+	j := 0
+	for i := range a {
+		for meets[i] >= 0 && j < meets[i] {
 			lines = append(lines, line{got: &got[j], text: b[j]})
 			j++
 		}
+		l := line{want: &want[i], text: a[i]}
+		if meets[i] >= 0 {
+			l.got = &got[j]
+			j++
+		}
+		lines = append(lines, l)
+	}
+	for ; j < len(b); j++ {
+		lines = append(lines, line{got: &got[j], text: b[j]})
 	}
 	return lines
 }
@@ -196,29 +198,19 @@ func ruleTexts(rules []Rule) []string {
 	return texts
 }
 
-// commonLengths is of each two rests of the lists how long their longest common part is.
-func commonLengths(a, b []string) [][]int {
-	length := make([][]int, len(a)+1)
-	for i := range length {
-		length[i] = make([]int, len(b)+1)
-	}
-	for i := len(a) - 1; i >= 0; i-- {
-		for j := len(b) - 1; j >= 0; j-- {
-			if a[i] == b[j] {
-				length[i][j] = length[i+1][j+1] + 1
-			} else {
-				length[i][j] = max(length[i+1][j], length[i][j+1])
-			}
-		}
-	}
-	return length
-}
-
 // consequence is that of the differences of some lines alone.
 func (d *differ) consequence(c Chain, lines []line, apply []int) string {
-	if d.packets == nil {
-		d.packets = samples(d.want, d.got)
-		d.outcomes = outcomes(d.want, d.packets)
+	packets, want := d.packets, d.outcomes
+	switch {
+	case d.long() && len(d.found) >= mostWorkedOut:
+		return fmt.Sprintf("what packets suffer of it was not worked out, as %d things differ before it", len(d.found))
+	case d.long():
+		packets = samples(ends(d.want), ends(d.got), about(c, lines, apply))
+		want = outcomes(d.want, packets)
+	case packets == nil:
+		packets = samples(d.want, d.got)
+		want = outcomes(d.want, packets)
+		d.packets, d.outcomes = packets, want
 	}
 	changed := c
 	changed.Rules = nil
@@ -234,7 +226,7 @@ func (d *differ) consequence(c Chain, lines []line, apply []int) string {
 	damaged := *d.want
 	damaged.Chains = slices.DeleteFunc(slices.Clone(d.want.Chains), func(o Chain) bool { return o.Table == c.Table && o.Name == c.Name })
 	damaged.Chains = append(damaged.Chains, changed)
-	return effects(d.packets, d.outcomes, outcomes(&damaged, d.packets))
+	return effects(packets, want, outcomes(&damaged, packets))
 }
 
 func consequence(want, got *RuleSet, packets []Packet) string {

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -108,4 +109,29 @@ func TestLongListsAreComparedInReasonableTime(t *testing.T) {
 	if len(diff) != 1 || diff[0].Consequence == "" {
 		t.Errorf("%s", Summary(diff))
 	}
+}
+
+func TestVeryLongListsAreComparedToo(t *testing.T) {
+	var ports, cidrs []string
+	for p := range 1000 {
+		ports = append(ports, portText(uint16(2000+2*p)))
+		cidrs = append(cidrs, fmt.Sprintf("10.%d.%d.0/24", p/200, p%200))
+	}
+	list := strings.Join(ports, ",")
+	rules := compiled(t, with(usual, flagOutboundExclude, list, flagInboundExclude, list, flagExcludeCIDRs, strings.Join(cidrs, ","), flagDualStack, "true")...)
+	began := time.Now()
+	if diff := Diff(rules, &Installed{Rules: without(rules, "outbound/exclude-port-3008")}); len(diff) != 1 ||
+		!strings.Contains(diff[0].Consequence, ":3008") {
+		t.Errorf("%s", Summary(diff))
+	}
+	if diff := Diff(rules, &Installed{}); len(diff) != 1 || !strings.Contains(diff[0].Consequence, "bypass") {
+		t.Errorf("nothing in force: %s", Summary(diff))
+	}
+	bare := compiled(t, with(usual, flagDualStack, "true")...)
+	for _, diff := range [][]Difference{Diff(rules, &Installed{Rules: bare}), Diff(bare, &Installed{Rules: rules})} {
+		if len(diff) < len(ports) || diff[len(diff)-1].Consequence == "" {
+			t.Errorf("%d differences, the last %s", len(diff), diff[len(diff)-1])
+		}
+	}
+	t.Logf("%d rules took %v", ruleCount(rules), time.Since(began))
 }
