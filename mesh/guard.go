@@ -21,14 +21,41 @@ import (
 // inOrder is what the mesh writes into the pipe before an ordered end.
 const inOrder = "in order\n"
 
-// startGuard starts the guard.
+// guardPause is how long a guard lives at least, or is waited for before the next one is started.
+const guardPause = time.Second
+
+// guard is a guard that was started.
+type guard struct {
+	cmd   *exec.Cmd
+	pipe  *os.File
+	ended chan struct{}
+}
+
+// startGuard starts the guard, and another one should it be killed.
 func (m *Mesh) startGuard(context.Context) error {
 	if len(m.cfg.GuardCommand) == 0 {
 		return nil
 	}
+	g, err := m.newGuard()
+	if err != nil {
+		return err
+	}
+	ending, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		m.keepGuard(g, ending)
+	}()
+	m.onEnd(func() {
+		close(ending)
+		<-ended
+	})
+	return nil
+}
+
+func (m *Mesh) newGuard() (*guard, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("making the guard's pipe: %w", err)
+		return nil, fmt.Errorf("making the guard's pipe: %w", err)
 	}
 	args := append(append([]string(nil), m.cfg.GuardCommand...), m.cfg.RuntimeDir, m.Name(), strconv.Itoa(os.Getpid()))
 	cmd := exec.Command(args[0], args[1:]...) // #nosec G204 -- our own executable
@@ -38,14 +65,51 @@ func (m *Mesh) startGuard(context.Context) error {
 	_ = r.Close()
 	if err != nil {
 		_ = w.Close()
-		return fmt.Errorf("starting the guard: %w", err)
+		return nil, fmt.Errorf("starting the guard: %w", err)
 	}
-	m.onEnd(func() {
-		_, _ = io.WriteString(w, inOrder)
-		_ = w.Close()
+	g := &guard{cmd: cmd, pipe: w, ended: make(chan struct{})}
+	go func() {
+		defer close(g.ended)
 		_ = cmd.Wait()
-	})
-	return nil
+	}()
+	return g, nil
+}
+
+// keepGuard has a guard there until the mesh ends.
+func (m *Mesh) keepGuard(g *guard, ending <-chan struct{}) {
+	for g != nil {
+		began := time.Now()
+		select {
+		case <-ending:
+			_, _ = io.WriteString(g.pipe, inOrder)
+			_ = g.pipe.Close()
+			<-g.ended
+			return
+		case <-g.ended:
+			_ = g.pipe.Close()
+		}
+		m.say("the guard, which clears up should this process be killed, has ended (%v): another one is started", g.cmd.ProcessState)
+		g = m.nextGuard(guardPause-time.Since(began), ending)
+	}
+}
+
+// nextGuard starts a guard after a pause, as often as it takes; nil when the mesh ends before.
+func (m *Mesh) nextGuard(pause time.Duration, ending <-chan struct{}) *guard {
+	for told := false; ; pause = guardPause {
+		select {
+		case <-ending:
+			return nil
+		case <-time.After(pause):
+		}
+		g, err := m.newGuard()
+		if err == nil {
+			return g
+		}
+		if !told {
+			m.say("error: %v: should this process be killed, nobody clears up after it", err)
+			told = true
+		}
+	}
 }
 
 // NewGuardCommand is the guard: a hidden command of the executable that Config.GuardCommand names.
