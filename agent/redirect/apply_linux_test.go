@@ -39,6 +39,25 @@ func pod(t *testing.T, addresses ...string) string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns.Handle))
 }
 
+// Which process is no special one is a matter of what is in force, not of options that explain is called with.
+func TestAPacketThatNobodyIsNamedForIsNotOfTheProxyInForce(t *testing.T) {
+	path := pod(t, "10.0.0.5/24")
+	p := machine(t, nil, nil)
+	for applied, want := range map[string]string{
+		"-u 1000 -g 1001": "sent by uid 1002, gid 1002",
+		"-u 1337":         "sent by uid 1000, gid 1000",
+	} {
+		args := append(strings.Fields(applied), "-b", "*", "-i", "*", "--network-namespace", path)
+		if _, log, err := execute(t, p, args...); err != nil {
+			t.Fatalf("%v\n%s", err, log)
+		}
+		text, _, err := execute(t, p, "explain", "--live", "--to", "10.9.9.9:80", "--network-namespace", path)
+		if err != nil || !strings.Contains(text, want) || !strings.Contains(text, "(outbound/all)") {
+			t.Errorf("with %s in force: %v\n%s\nwant %s", applied, err, text, want)
+		}
+	}
+}
+
 func TestApplyShowExplainAndCleanWorkOnTheSameNamespace(t *testing.T) {
 	path := pod(t, "10.0.0.5/24", "fd00::5/64")
 	p := machine(t, nil, nil)

@@ -75,14 +75,14 @@ func (e *explain) run(cmd *cobra.Command) error {
 		}
 		rules = r.Rules
 	}
-	packet, err := e.packet(&options.options)
+	packet, err := e.packet(&options.options, rules)
 	if err != nil {
 		return usage(err)
 	}
 	return e.print(cmd.OutOrStdout(), packet, iptables.Explain(rules, packet))
 }
 
-func (e *explain) packet(o *iptables.Options) (iptables.Packet, error) {
+func (e *explain) packet(o *iptables.Options, rules *iptables.RuleSet) (iptables.Packet, error) {
 	p := iptables.Packet{Direction: iptables.Outbound, Mark: e.mark, State: iptables.State(e.state)}
 	if !slices.Contains([]iptables.State{iptables.New, iptables.Established, iptables.Related, iptables.Invalid}, p.State) {
 		return p, fmt.Errorf("--state %q: use new, established, related or invalid", e.state)
@@ -111,7 +111,7 @@ func (e *explain) packet(o *iptables.Options) (iptables.Packet, error) {
 	if p.Direction == iptables.Inbound {
 		return p, nil
 	}
-	return p, e.owner(&p, o)
+	return p, e.owner(&p, rules)
 }
 
 // addresses are the two ends. A source that nobody gives is the pod's own of the same family.
@@ -184,9 +184,9 @@ func ownSource(to netip.Addr, own []netip.Addr) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-func (e *explain) owner(p *iptables.Packet, o *iptables.Options) error {
+func (e *explain) owner(p *iptables.Packet, rules *iptables.RuleSet) error {
 	if e.uid == "" && e.gid == "" {
-		p.UID, p.GID = stranger(o), stranger(o)
+		p.UID, p.GID = stranger(rules), stranger(rules)
 		return nil
 	}
 	names := e.process.names()
@@ -200,7 +200,7 @@ func (e *explain) owner(p *iptables.Packet, o *iptables.Options) error {
 	}
 	switch {
 	case uid == nil:
-		uid = stranger(o)
+		uid = stranger(rules)
 	case gid == nil:
 		gid = uid
 	}
@@ -223,14 +223,20 @@ func id(flag, text string, find func(string) (uint32, error)) (*uint32, error) {
 	return &id, nil
 }
 
-// stranger is an id that no rule speaks of.
-func stranger(o *iptables.Options) *uint32 {
-	id := uint32(1000)
-	for slices.Contains(o.ProxyUIDs, id) || slices.Contains(o.ProxyGIDs, id) || slices.Contains(o.ExcludeOwnerGroups, id) {
-		id++
+// stranger is an id that no rule speaks of, or of the groups that alone are captured the first.
+func stranger(rules *iptables.RuleSet) *uint32 {
+	var known []uint32
+	for _, c := range rules.Chains {
+		for _, r := range c.Rules {
+			if r.Match.NotGIDs && len(r.Match.GIDs) > 0 {
+				return &r.Match.GIDs[0]
+			}
+			known = append(append(known, r.Match.UIDs...), r.Match.GIDs...)
+		}
 	}
-	if !o.OwnerGroups.All && len(o.OwnerGroups.Listed) > 0 {
-		id = o.OwnerGroups.Listed[0]
+	id := uint32(1000)
+	for slices.Contains(known, id) {
+		id++
 	}
 	return &id
 }
