@@ -34,6 +34,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	securityv1 "istio.io/api/security/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/dns"
 	"github.com/pilotfish-mesh/pilotfish/wasm"
 )
@@ -91,12 +92,7 @@ func newControlPlane(t *testing.T, listen string) *controlPlane {
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t))
 }
 
 func newKey(t *testing.T) *ecdsa.PrivateKey {

@@ -77,12 +77,7 @@ func (u *upstream) listen(t *testing.T, address string, config *tls.Config) (at 
 // freeAddress is an address where nobody listens.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t))
 }
 
 // start runs a relay until the test ends.
