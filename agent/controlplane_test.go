@@ -34,8 +34,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	securityv1 "istio.io/api/security/v1alpha1"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/dns"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/wasm"
 )
 

@@ -50,15 +50,19 @@ func TestAnnotationsSayWhatIsCaptured(t *testing.T) {
 // A relay hands on the end of one direction while the other goes on, and refuses for whom it cannot reach.
 func TestARelayCarriesWhatBothSidesSayToTheEnd(t *testing.T) {
 	server, front := listen(t), listen(t)
+	accepted := make(chan struct{}, 2)
 	go func() {
 		for {
 			conn, err := server.Accept()
 			if err != nil {
 				return
 			}
-			all, _ := io.ReadAll(conn)
-			_, _ = conn.Write([]byte("got " + string(all)))
-			_ = conn.Close()
+			accepted <- struct{}{}
+			go func() {
+				all, _ := io.ReadAll(conn)
+				_, _ = conn.Write([]byte("got " + string(all)))
+				_ = conn.Close()
+			}()
 		}
 	}()
 	address := server.Addr().String()
@@ -72,6 +76,9 @@ func TestARelayCarriesWhatBothSidesSayToTheEnd(t *testing.T) {
 	if said, err := io.ReadAll(conn); err != nil || string(said) != "got hello" {
 		t.Errorf("got %q, %v", said, err)
 	}
+	<-accepted
+	open := dial(t, front)
+	<-accepted
 	_ = server.Close()
 	if refused, err := net.Dial("tcp", front.Addr().String()); err == nil { // or ended as soon as it was taken
 		said, err := io.ReadAll(refused)
@@ -80,7 +87,6 @@ func TestARelayCarriesWhatBothSidesSayToTheEnd(t *testing.T) {
 			t.Errorf("nobody listens, and %q", said)
 		}
 	}
-	open := dial(t, front)
 	if err := r.close(); err != nil {
 		t.Error(err)
 	}
