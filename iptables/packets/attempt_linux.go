@@ -83,7 +83,7 @@ func (a *attempt) open(source netip.Addr) error {
 func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
 	// A connection that is ended by a reset is forgotten at once.
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(source, a.packet.SourcePort))); err != nil {
+	if err := bindPatiently(fd, sockaddr(netip.AddrPortFrom(source, a.packet.SourcePort))); err != nil {
 		return 0, fmt.Errorf("send from %s: %w", source, os.NewSyscallError("bind", err))
 	}
 	bound, err := unix.Getsockname(fd)
@@ -97,6 +97,18 @@ func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
 		port = uint16(b.Port)
 	}
 	return port, nil
+}
+
+// bindPatiently waits for a port that is still held. A socket that was closed here lives on in each process that was
+// forked meanwhile and has not begun its program yet, so that a packet from the port of one before could not be sent.
+func bindPatiently(fd int, to unix.Sockaddr) (err error) {
+	const patience, pause = time.Second, 5 * time.Millisecond
+	for began := time.Now(); time.Since(began) < patience; time.Sleep(pause) {
+		if err = unix.Bind(fd, to); !errors.Is(err, unix.EADDRINUSE) {
+			return err
+		}
+	}
+	return err
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {

@@ -2,6 +2,7 @@ package packets
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -254,5 +255,31 @@ func TestWhatAKilledProcessLeftIsTakenAway(t *testing.T) {
 	}
 	if after := state(t, ns); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+// A closed socket lives on in a process that was forked meanwhile, until that begins its program.
+func TestAPortThatIsLetGoAMomentLaterIsSentFrom(t *testing.T) {
+	ns := redirecting(t)
+	l := open(t, ns)
+	packet := Packet{Protocol: iptables.UDP, Destination: netip.MustParseAddrPort("10.2.3.4:53"), UID: 7, SourcePort: 21000}
+	hold := func() (held net.PacketConn) {
+		t.Helper()
+		if err := ns.Within(func() (err error) { held, err = net.ListenPacket("udp4", ":21000"); return err }); err != nil {
+			t.Fatal(err)
+		}
+		return held
+	}
+	held := hold()
+	letGo := time.AfterFunc(50*time.Millisecond, func() { _ = held.Close() })
+	defer letGo.Stop()
+	got, err := l.Send(t.Context(), []Packet{packet})
+	if err != nil || got[0].Where != Outside {
+		t.Errorf("arrived at %v: %v", got, err)
+	}
+	held = hold()
+	defer func() { _ = held.Close() }()
+	if got, err = l.Send(t.Context(), []Packet{packet}); err != nil || !errors.Is(got[0].Err, unix.EADDRINUSE) {
+		t.Errorf("from a port that somebody keeps, %v arrived: %v", got, err)
 	}
 }
