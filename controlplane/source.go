@@ -63,6 +63,10 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 		return translate.Endpoints(s, p.Proxy, names)
 	case xds.RouteType:
 		return translate.Routes(s, p.Proxy, names)
+	case xds.SecretType:
+		return translate.Secrets(s, p.Proxy, names)
+	case xds.ExtensionType:
+		return translate.Extensions(s, p.Proxy, names)
 	case xds.NameTableType:
 		table, err := translate.NameTable(s, p.Proxy)
 		if err != nil {

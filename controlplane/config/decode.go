@@ -231,7 +231,10 @@ func (w *walk) messageValue(n *yaml.Node, m protoreflect.Message, path string) b
 			proto.Merge(m.Interface(), durationpb.New(value))
 		}
 		return ok
-	case "google.protobuf.BoolValue", "google.protobuf.UInt32Value", "google.protobuf.DoubleValue":
+	case "google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue":
+		return w.free(n, m, path)
+	case "google.protobuf.BoolValue", "google.protobuf.UInt32Value", "google.protobuf.Int32Value", "google.protobuf.UInt64Value",
+		"google.protobuf.Int64Value", "google.protobuf.DoubleValue", "google.protobuf.StringValue":
 		fd := m.Descriptor().Fields().ByName("value")
 		value, ok := w.scalar(n, fd, path)
 		if ok {
@@ -253,6 +256,9 @@ func (w *walk) scalar(n *yaml.Node, fd protoreflect.FieldDescriptor, path string
 	case protoreflect.Int32Kind:
 		i, ok := w.whole(n, path, math.MinInt32, math.MaxInt32)
 		return protoreflect.ValueOfInt32(int32(i)), ok
+	case protoreflect.Int64Kind:
+		i, ok := w.whole(n, path, math.MinInt64, math.MaxInt64)
+		return protoreflect.ValueOfInt64(i), ok
 	case protoreflect.Uint32Kind:
 		i, ok := w.whole(n, path, 0, math.MaxUint32)
 		return protoreflect.ValueOfUint32(uint32(i)), ok

@@ -11,7 +11,8 @@ import (
 func Kinds() []Kind {
 	return []Kind{
 		Service, ServiceEntry, WorkloadEntry, VirtualService, DestinationRule, Gateway, Sidecar,
-		PeerAuthentication, AuthorizationPolicy,
+		PeerAuthentication, AuthorizationPolicy, RequestAuthentication, EnvoyFilter, WorkloadGroup, ProxyConfig, Telemetry,
+		WasmPlugin,
 	}
 }
 
@@ -26,11 +27,15 @@ type kindInfo struct {
 const (
 	networkingGroup = "networking.istio.io"
 	securityGroup   = "security.istio.io"
+	telemetryGroup  = "telemetry.istio.io"
+	extensionsGroup = "extensions.istio.io"
 )
 
 var (
 	networkingVersions = []string{"v1", "v1beta1", "v1alpha3"}
 	securityVersions   = []string{"v1", "v1beta1"}
+	telemetryVersions  = []string{"v1", "v1alpha1"}
+	extensionsVersions = []string{"v1alpha1"}
 )
 
 var kinds = map[Kind]kindInfo{
@@ -43,6 +48,13 @@ var kinds = map[Kind]kindInfo{
 	Sidecar:             istioKind(networkingGroup, networkingVersions, validateSidecar),
 	PeerAuthentication:  istioKind(securityGroup, securityVersions, validatePeerAuthentication),
 	AuthorizationPolicy: istioKind(securityGroup, securityVersions, validateAuthorizationPolicy),
+
+	RequestAuthentication: istioKind(securityGroup, securityVersions, validateRequestAuthentication),
+	EnvoyFilter:           istioKind(networkingGroup, networkingVersions, validateEnvoyFilter),
+	WorkloadGroup:         istioKind(networkingGroup, networkingVersions, validateWorkloadGroup),
+	ProxyConfig:           istioKind(networkingGroup, networkingVersions, validateProxyConfig),
+	Telemetry:             istioKind(telemetryGroup, telemetryVersions, validateTelemetry),
+	WasmPlugin:            istioKind(extensionsGroup, extensionsVersions, validateWasmPlugin),
 }
 
 func istioKind[M protoreflect.ProtoMessage](group string, versions []string, validate func(scope, M)) kindInfo {
@@ -81,11 +93,8 @@ var inertKinds = map[string][]string{
 
 // unsupportedKinds are those that users expect an effect of on a mesh, and that have none here yet.
 var unsupportedKinds = map[string][]string{
-	networkingGroup:       {"EnvoyFilter", "WorkloadGroup", "ProxyConfig"},
-	securityGroup:         {"RequestAuthentication"},
-	"telemetry.istio.io":  {"Telemetry"},
-	"extensions.istio.io": {"WasmPlugin", "TrafficExtension"},
-	"install.istio.io":    {"IstioOperator"},
+	extensionsGroup:    {"TrafficExtension"},
+	"install.istio.io": {"IstioOperator"},
 	"gateway.networking.k8s.io": {
 		"GatewayClass", "Gateway", "HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute", "UDPRoute", "ReferenceGrant", "BackendTLSPolicy",
 		"XListenerSet", "ListenerSet",

@@ -55,7 +55,8 @@ func TestDocumentsOfTheUsualShapeParse(t *testing.T) {
 		"services.yaml": "ServiceEntry default/search, ServiceEntry default/mongo, ServiceEntry default/everything-of, ServiceEntry default/socket, " +
 			"ServiceEntry default/machines, WorkloadEntry default/machine-1, Sidecar shop/default",
 		"security.yaml": "PeerAuthentication istio-system/default, PeerAuthentication shop/finance, PeerAuthentication default/inherits, " +
-			"AuthorizationPolicy shop/allow-nothing, AuthorizationPolicy default/stars-viewer, AuthorizationPolicy default/no-writes",
+			"AuthorizationPolicy shop/allow-nothing, AuthorizationPolicy default/stars-viewer, AuthorizationPolicy default/no-writes, " +
+			"RequestAuthentication default/jwt",
 		"list.json": "Service default/from-json, WorkloadEntry default/from-json",
 	}
 	for _, name := range samples(t) {

@@ -196,7 +196,7 @@ func TestProblemsInHeadsAreNamed(t *testing.T) {
 		"unknown version":    {"apiVersion: networking.istio.io/v2\nkind: Gateway\nmetadata: {name: x}", complaint{Error, "apiVersion", "networking.istio.io/v2", "networking.istio.io/v1beta1"}},
 		"no kind":            {"apiVersion: v1\nmetadata: {name: x}", complaint{Error, "kind", "", "no kind"}},
 		"no version":         {"kind: Service\nmetadata: {name: x}", complaint{Error, "apiVersion", "", "no apiVersion"}},
-		"unsupported kind":   {"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: x}\nspec: {any: [thing]}", complaint{Warning, "kind", "EnvoyFilter", "not supported"}},
+		"unsupported kind":   {"apiVersion: install.istio.io/v1alpha1\nkind: IstioOperator\nmetadata: {name: x}\nspec: {any: [thing]}", complaint{Warning, "kind", "IstioOperator", "not supported"}},
 		"unknown metadata":   {"apiVersion: v1\nkind: Service\nmetadata: {name: x, lables: {}}\nspec: {ports: [{port: 80}]}", complaint{Error, "metadata.lables", "", "did you mean labels"}},
 		"spec outside":       {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nports: [{port: 80}]\nspec: {}", complaint{Error, "ports", "", "belongs under spec"}},
 		"unknown top field":  {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspce: {}\nspec: {ports: [{port: 80}]}", complaint{Error, "spce", "", "did you mean spec"}},
@@ -234,8 +234,7 @@ func TestKindsWithoutEffectAreReadPast(t *testing.T) {
 		}
 	}
 	for apiVersion, list := range map[string]string{
-		"networking.istio.io/v1alpha3": "EnvoyFilter WorkloadGroup ProxyConfig", "security.istio.io/v1": "RequestAuthentication",
-		"telemetry.istio.io/v1": "Telemetry", "extensions.istio.io/v1alpha1": "WasmPlugin", "gateway.networking.k8s.io/v1": "Gateway HTTPRoute GatewayClass",
+		"install.istio.io/v1alpha1": "IstioOperator", "extensions.istio.io/v1alpha1": "TrafficExtension", "gateway.networking.k8s.io/v1": "Gateway HTTPRoute GatewayClass",
 	} {
 		for kind := range strings.FieldsSeq(list) {
 			_, problems := Parse("f", []byte("apiVersion: "+apiVersion+"\nkind: "+kind+"\nmetadata: {name: any}\n"))

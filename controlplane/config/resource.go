@@ -25,6 +25,13 @@ const (
 	Sidecar             Kind = "Sidecar"
 	PeerAuthentication  Kind = "PeerAuthentication"
 	AuthorizationPolicy Kind = "AuthorizationPolicy"
+	// RequestAuthentication says which tokens of end users are taken.
+	RequestAuthentication Kind = "RequestAuthentication"
+	EnvoyFilter           Kind = "EnvoyFilter"
+	WorkloadGroup         Kind = "WorkloadGroup"
+	ProxyConfig           Kind = "ProxyConfig"
+	Telemetry             Kind = "Telemetry"
+	WasmPlugin            Kind = "WasmPlugin"
 )
 
 // Key names one resource.

@@ -52,7 +52,8 @@ type Snapshot struct {
 // indexed are the kinds that are read here; the others are the registry's.
 var indexed = []config.Kind{
 	config.VirtualService, config.DestinationRule, config.Gateway, config.Sidecar,
-	config.PeerAuthentication, config.AuthorizationPolicy,
+	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.EnvoyFilter,
+	config.ProxyConfig, config.Telemetry, config.WasmPlugin,
 }
 
 // Build makes the snapshot of what is in the inputs. changed names the resources that differ from what prev was built

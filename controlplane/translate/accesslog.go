@@ -46,7 +46,8 @@ var jsonLogFields = map[string]string{
 }
 
 // accessLog is a log file, if the mesh's configuration names one.
-func accessLog(mesh *meshconfig.MeshConfig) []*accesslogv3.AccessLog {
+func (v view) accessLog(traffic) []*accesslogv3.AccessLog {
+	mesh := v.s.Mesh
 	if mesh.GetAccessLogFile() == "" {
 		return nil
 	}

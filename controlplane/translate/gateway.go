@@ -10,7 +10,6 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -220,23 +219,15 @@ func (v view) serverChains(at netip.AddrPort, s server) []*listenerv3.FilterChai
 }
 
 func (v view) gatewayHCM(at netip.AddrPort, s server) []*listenerv3.Filter {
-	return []*listenerv3.Filter{hcmFilter(v.s.Mesh, hcm{
-		statPrefix: "outbound_" + listenerName(at),
-		rds:        s.route(),
-		filters:    append(rbacFilters(), v.gatewayFilters()...),
-		edge:       true,
-	})}
+	t := s.traffic()
+	t.protocol = registry.HTTP
+	t.byName = slices.ContainsFunc(v.scope.Services, func(svc *registry.Service) bool { return svc.Resolution == registry.Passthrough })
+	return []*listenerv3.Filter{v.hcmFilter(hcm{traffic: t, statPrefix: "outbound_" + listenerName(at), rds: s.route()})}
 }
 
-// gatewayFilters resolve names of requests where there is a service whose endpoints only the request names.
-func (v view) gatewayFilters() []*hcmv3.HttpFilter {
-	filters := callerFilters()
-	for _, svc := range v.scope.Services {
-		if svc.Resolution == registry.Passthrough {
-			return append(filters, forwardByNameFilter())
-		}
-	}
-	return filters
+// traffic is what passes the server's chains.
+func (s server) traffic() traffic {
+	return traffic{side: edgeSide, port: s.port, protocol: registry.TCP}
 }
 
 // sniMatch matches what the caller names in the TLS handshake; nil for any name or none.

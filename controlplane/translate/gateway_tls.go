@@ -111,7 +111,7 @@ func (v view) tcpChains(s server, r routing, vs *snapshot.VirtualService) []*lis
 	}
 	for _, route := range vs.Spec.GetTcp() {
 		if r.matchesTCP(vs, route.GetMatch()) {
-			chain.Filters = append(v.networkRBAC(), tcpProxy(v.s.Mesh, chain.Name, r.shares(vs, route.GetRoute())))
+			chain.Filters = v.tcpFilters(s.traffic(), chain.Name, r.shares(vs, route.GetRoute()))
 			return []*listenerv3.FilterChain{chain}
 		}
 	}
@@ -129,7 +129,7 @@ func (v view) passthroughChains(s server, r routing, vs *snapshot.VirtualService
 			out = append(out, &listenerv3.FilterChain{
 				Name:             name,
 				FilterChainMatch: sniMatch(m.GetSniHosts()),
-				Filters:          append(v.networkRBAC(), tcpProxy(v.s.Mesh, name, r.shares(vs, route.GetRoute()))),
+				Filters:          v.tcpFilters(s.traffic(), name, r.shares(vs, route.GetRoute())),
 			})
 		}
 	}

@@ -21,26 +21,21 @@ const (
 
 // hcm is what differs between the HTTP connection managers.
 type hcm struct {
+	traffic    traffic
 	statPrefix string
 	// rds is the name under which the routes are asked for.
 	rds string
-	// filters go before the router.
-	filters []*hcmv3.HttpFilter
-	// edge: callers are not of the mesh, and their address is that of their connection.
-	edge bool
-	// clientCert: the caller's identity, as its certificate proved it, is told in a header, and nobody else's word taken
-	// for it.
-	clientCert bool
 }
 
-func hcmFilter(mesh *meshconfig.MeshConfig, h hcm) *listenerv3.Filter {
+func (v view) hcmFilter(h hcm) *listenerv3.Filter {
+	mesh := v.s.Mesh
 	m := &hcmv3.HttpConnectionManager{
 		StatPrefix:        h.statPrefix,
 		CodecType:         hcmv3.HttpConnectionManager_AUTO,
-		HttpFilters:       append(h.filters, httpFilter("envoy.filters.http.router", &routerv3.Router{})),
-		UseRemoteAddress:  boolean(h.edge),
+		HttpFilters:       v.httpFilters(h.traffic),
+		UseRemoteAddress:  boolean(h.traffic.side == edgeSide),
 		ServerName:        "istio-envoy",
-		AccessLog:         accessLog(mesh),
+		AccessLog:         v.accessLog(h.traffic),
 		StreamIdleTimeout: duration(0),
 		UpgradeConfigs:    []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
@@ -49,7 +44,8 @@ func hcmFilter(mesh *meshconfig.MeshConfig, h hcm) *listenerv3.Filter {
 		// Without CONNECT an upgraded connection cannot come in over HTTP/2.
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{AllowConnect: true},
 	}
-	if h.clientCert || h.edge {
+	// The caller's identity, as its certificate proved it, is told in a header, and nobody else's word taken for it.
+	if h.traffic.side != outboundSide {
 		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_SANITIZE_SET
 		m.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{Uri: true}
 	}
@@ -70,6 +66,21 @@ func normalizePath(m *hcmv3.HttpConnectionManager, how meshconfig.MeshConfig_Pro
 		m.MergeSlashes = true
 		m.PathWithEscapedSlashesAction = hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
 	}
+}
+
+// httpFilters are all filters of requests, in the order in which these pass them.
+func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
+	var out []*hcmv3.HttpFilter
+	if t.side != outboundSide {
+		out = append(out, rbacFilters()...)
+	}
+	if t.side != inboundSide {
+		out = append(out, callerFilters()...)
+	}
+	if t.byName {
+		out = append(out, forwardByNameFilter())
+	}
+	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 }
 
 // callerFilters are the filters on the caller's side, which routes give their settings to.

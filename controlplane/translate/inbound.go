@@ -90,11 +90,11 @@ func (v view) inboundChains(port inboundPort) chainSet {
 	mtls := &listenerv3.FilterChain{
 		Name:            fmt.Sprintf("%d_mtls", port.number),
 		TransportSocket: v.inboundTLS(port),
-		Filters:         v.inboundFilters(port),
+		Filters:         v.inboundFilters(port, true),
 	}
 	plain := &listenerv3.FilterChain{
 		Name:    fmt.Sprintf("%d_plaintext", port.number),
-		Filters: v.inboundFilters(port),
+		Filters: v.inboundFilters(port, false),
 	}
 	switch v.s.MTLSMode(v.p.Namespace, v.p.Labels, port.number) {
 	case snapshot.Strict:
@@ -127,18 +127,22 @@ func (c chainSet) apply(l *listenerv3.Listener) {
 	}
 }
 
-func (v view) inboundFilters(port inboundPort) []*listenerv3.Filter {
+func (v view) inboundFilters(port inboundPort, mtls bool) []*listenerv3.Filter {
 	cluster := InboundCluster(port.number)
+	t := port.traffic(mtls)
 	if !port.protocol.IsHTTP() {
-		filters := v.networkRBAC()
-		return append(filters, tcpProxy(v.s.Mesh, cluster, toCluster(cluster)))
+		return v.tcpFilters(t, cluster, toCluster(cluster))
 	}
-	return []*listenerv3.Filter{hcmFilter(v.s.Mesh, hcm{
+	return []*listenerv3.Filter{v.hcmFilter(hcm{
+		traffic:    t,
 		statPrefix: fmt.Sprintf("inbound_%d", port.number),
 		rds:        inboundRouteName(port.number),
-		filters:    rbacFilters(),
-		clientCert: true,
 	})}
+}
+
+// traffic is what passes a chain of the port.
+func (p inboundPort) traffic(mtls bool) traffic {
+	return traffic{side: inboundSide, port: p.number, protocol: p.protocol, mtls: mtls}
 }
 
 // inboundRouteName is the name of the routes of a workload's port.

@@ -59,10 +59,10 @@ func listener(at netip.AddrPort, direction corev3.TrafficDirection) *listenerv3.
 func httpProxyListener(v view) *listenerv3.Listener {
 	l := listener(httpProxyAddress(v), corev3.TrafficDirection_OUTBOUND)
 	// The filter has to be there whatever routes there are: it only acts on those to clusters that go by name.
-	filters := append(callerFilters(), forwardByNameFilter())
+	t := traffic{side: outboundSide, protocol: registry.HTTP, byName: true}
 	l.FilterChains = []*listenerv3.FilterChain{{
 		Name:    httpProxyRoute,
-		Filters: []*listenerv3.Filter{hcmFilter(v.s.Mesh, hcm{statPrefix: "outbound_http_proxy", rds: httpProxyRoute, filters: filters})},
+		Filters: []*listenerv3.Filter{v.hcmFilter(hcm{traffic: t, statPrefix: "outbound_http_proxy", rds: httpProxyRoute})},
 	}}
 	return l
 }
@@ -80,12 +80,12 @@ func upstreamListener(v view, u Upstream) *listenerv3.Listener {
 	}
 	l := listener(u.Listen, corev3.TrafficDirection_OUTBOUND)
 	cluster := OutboundCluster(svc.Hostname, "", u.Port)
-	filter := tcpProxy(v.s.Mesh, cluster, v.tcpShares(svc, u.Port))
+	t := traffic{side: outboundSide, port: u.Port, protocol: port.Protocol, byName: true}
+	filters := v.tcpFilters(t, cluster, v.tcpShares(svc, u.Port))
 	if port.Protocol.IsHTTP() {
-		filters := append(callerFilters(), forwardByNameFilter())
-		filter = hcmFilter(v.s.Mesh, hcm{statPrefix: "outbound_" + listenerName(u.Listen), rds: upstreamRoute(svc, u.Port), filters: filters})
+		filters = []*listenerv3.Filter{v.hcmFilter(hcm{traffic: t, statPrefix: "outbound_" + listenerName(u.Listen), rds: upstreamRoute(svc, u.Port)})}
 	}
-	l.FilterChains = []*listenerv3.FilterChain{{Name: cluster, Filters: []*listenerv3.Filter{filter}}}
+	l.FilterChains = []*listenerv3.FilterChain{{Name: cluster, Filters: filters}}
 	return l
 }
 

@@ -14,6 +14,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
+// atLeast says whether the proxy's Envoy is of that version or a newer one; one that does not say is not.
+func (p *Proxy) atLeast(major, minor uint32) bool {
+	v := p.EnvoyVersion
+	return v[0] > major || v[0] == major && v[1] >= minor
+}
+
 // Type is what a proxy is for.
 type Type string
 
@@ -57,6 +63,8 @@ type Proxy struct {
 	Upstreams []Upstream
 	// Publish says which address a router's port listens on instead of its own.
 	Publish map[uint32]netip.AddrPort
+	// EnvoyVersion is what the node says of its Envoy: major, minor, patch; zero when it does not say.
+	EnvoyVersion [3]uint32
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
 }
@@ -95,6 +103,8 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		return nil, err
 	}
 	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
+	version := node.GetUserAgentBuildVersion().GetVersion()
+	p.EnvoyVersion = [3]uint32{version.GetMajorNumber(), version.GetMinorNumber(), version.GetPatch()}
 	if p.Name, err = agreed("NAME", p.Name, m.Name); err != nil {
 		return nil, fmt.Errorf("node %q: %w", p.ID, err)
 	}

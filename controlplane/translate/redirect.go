@@ -59,7 +59,7 @@ func (v view) captured(name string, port uint32, direction corev3.TrafficDirecti
 func outboundListeners(v view) []*listenerv3.Listener {
 	var out []*listenerv3.Listener
 	taken := map[netip.AddrPort]bool{}
-	add := func(at netip.AddrPort, filter *listenerv3.Filter) {
+	add := func(at netip.AddrPort, filters ...*listenerv3.Filter) {
 		if taken[at] {
 			return
 		}
@@ -69,22 +69,23 @@ func outboundListeners(v view) []*listenerv3.Listener {
 			v.onAllAddresses(l, uint32(at.Port()))
 		}
 		l.BindToPort = boolean(false)
-		l.FilterChains = []*listenerv3.FilterChain{{Name: l.Name, Filters: []*listenerv3.Filter{filter}}}
+		l.FilterChains = []*listenerv3.FilterChain{{Name: l.Name, Filters: filters}}
 		out = append(out, l)
 	}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
+			t := traffic{side: outboundSide, port: port.Number, protocol: port.Protocol}
 			switch {
 			case port.Protocol == registry.UDP:
 			case port.Protocol.IsHTTP():
 				name := strconv.FormatUint(uint64(port.Number), 10)
-				add(wildcard(port.Number), hcmFilter(v.s.Mesh, hcm{
-					statPrefix: "outbound_" + listenerName(wildcard(port.Number)), rds: name, filters: callerFilters(),
+				add(wildcard(port.Number), v.hcmFilter(hcm{
+					traffic: t, statPrefix: "outbound_" + listenerName(wildcard(port.Number)), rds: name,
 				}))
 			default:
 				cluster := OutboundCluster(svc.Hostname, "", port.Number)
 				for _, addr := range svc.Addresses {
-					add(netip.AddrPortFrom(addr, uint16(port.Number)), tcpProxy(v.s.Mesh, cluster, v.tcpShares(svc, port.Number)))
+					add(netip.AddrPortFrom(addr, uint16(port.Number)), v.tcpFilters(t, cluster, v.tcpShares(svc, port.Number))...)
 				}
 			}
 		}
@@ -101,18 +102,18 @@ func virtualOutboundListener(v view) *listenerv3.Listener {
 	l := v.captured(virtualOutbound, port, corev3.TrafficDirection_OUTBOUND)
 	l.UseOriginalDst = boolean(true)
 	l.FilterChains = []*listenerv3.FilterChain{
-		blackHoleChain(v, "virtualOutbound-trafficloop", port),
-		{Name: "virtualOutbound-catchall-tcp", Filters: []*listenerv3.Filter{tcpProxy(v.s.Mesh, other, toCluster(other))}},
+		blackHoleChain(v, "virtualOutbound-trafficloop", traffic{side: outboundSide, port: port}),
+		{Name: "virtualOutbound-catchall-tcp", Filters: v.tcpFilters(traffic{side: outboundSide}, other, toCluster(other))},
 	}
 	return l
 }
 
 // blackHoleChain ends connections to the capturing port itself, which would go round for ever.
-func blackHoleChain(v view, name string, port uint32) *listenerv3.FilterChain {
+func blackHoleChain(v view, name string, t traffic) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{
 		Name:             name,
-		FilterChainMatch: &listenerv3.FilterChainMatch{DestinationPort: u32(port)},
-		Filters:          []*listenerv3.Filter{tcpProxy(v.s.Mesh, BlackHoleCluster, toCluster(BlackHoleCluster))},
+		FilterChainMatch: &listenerv3.FilterChainMatch{DestinationPort: u32(t.port)},
+		Filters:          v.blackHoleFilters(t),
 	}
 }
 
@@ -125,7 +126,7 @@ func virtualInboundListener(v view) *listenerv3.Listener {
 	}
 	l.ListenerFiltersTimeout = duration(sniffTimeout)
 	l.ContinueOnListenerFiltersTimeout = true
-	l.FilterChains = []*listenerv3.FilterChain{blackHoleChain(v, "virtualInbound-blackhole", port)}
+	l.FilterChains = []*listenerv3.FilterChain{blackHoleChain(v, "virtualInbound-blackhole", traffic{side: inboundSide, port: port})}
 	for _, p := range v.inboundPorts() {
 		for _, chain := range v.inboundChains(p).chains {
 			if chain.FilterChainMatch == nil {
@@ -157,10 +158,11 @@ func unlistedChains(v view) []*listenerv3.FilterChain {
 
 // passthroughChains lead to where the connection was going, for one port; 0 is every port without chains of its own.
 func passthroughChains(v view, port uint32) []*listenerv3.FilterChain {
-	chains := v.inboundChains(inboundPort{number: port, protocol: registry.TCP}).chains
+	in := inboundPort{number: port, protocol: registry.TCP}
+	chains := v.inboundChains(in).chains
 	for _, chain := range chains {
 		chain.Name = "virtualInbound-catchall-" + chain.Name
-		chain.Filters = append(v.networkRBAC(), tcpProxy(v.s.Mesh, inboundPassthroughCluster, toCluster(inboundPassthroughCluster)))
+		chain.Filters = v.tcpFilters(in.traffic(chain.GetTransportSocket() != nil), inboundPassthroughCluster, toCluster(inboundPassthroughCluster))
 		if port != 0 {
 			if chain.FilterChainMatch == nil {
 				chain.FilterChainMatch = &listenerv3.FilterChainMatch{}

@@ -3,7 +3,6 @@ package translate
 import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	tcpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
-	meshconfig "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -18,9 +17,23 @@ type share struct {
 
 func toCluster(name string) []share { return []share{{name, 1}} }
 
+// tcpFilters are all filters of connections, in the order in which these pass them.
+func (v view) tcpFilters(t traffic, statPrefix string, to []share) []*listenerv3.Filter {
+	var out []*listenerv3.Filter
+	if t.side != outboundSide {
+		out = append(out, v.networkRBAC()...)
+	}
+	return append(out, v.tcpProxy(t, statPrefix, to))
+}
+
+// blackHoleFilters end connections.
+func (v view) blackHoleFilters(t traffic) []*listenerv3.Filter {
+	return []*listenerv3.Filter{v.tcpProxy(t, BlackHoleCluster, toCluster(BlackHoleCluster))}
+}
+
 // tcpProxy passes connections on to clusters by weight.
-func tcpProxy(mesh *meshconfig.MeshConfig, statPrefix string, to []share) *listenerv3.Filter {
-	t := &tcpv3.TcpProxy{StatPrefix: statPrefix, AccessLog: accessLog(mesh)}
+func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Filter {
+	t := &tcpv3.TcpProxy{StatPrefix: statPrefix, AccessLog: v.accessLog(at)}
 	if len(to) == 1 {
 		t.ClusterSpecifier = &tcpv3.TcpProxy_Cluster{Cluster: to[0].cluster}
 		return networkFilter("envoy.filters.network.tcp_proxy", t)

@@ -142,6 +142,15 @@ func (m *model) connect(r *rig) {
 	}
 }
 
+// nothing is what a client has at first.
+func nothing() map[string]map[string]string {
+	has := map[string]map[string]string{}
+	for _, typeURL := range Order {
+		has[typeURL] = map[string]string{}
+	}
+	return has
+}
+
 var modelNames = []string{"n0", "n1", "n2", "n3", "n4", "n5"}
 
 // apply takes in a response; now and then it refuses one that has a bad resource, and has none of it then.
@@ -244,7 +253,7 @@ func checkConvergence(t *testing.T, seed uint64) {
 	r := newRig(t, Config{Settle: 5 * time.Millisecond})
 	w := world{}
 	r.push(w)
-	m := &model{has: map[string]map[string]string{cds: {}, eds: {}, lds: {}, rds: {}, nds: {}}}
+	m := &model{has: nothing()}
 	m.connect(r)
 	for range 40 {
 		var types []string

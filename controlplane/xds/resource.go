@@ -20,12 +20,18 @@ const (
 	EndpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 	ListenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 	RouteType    = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
+	// VirtualHostType is a part of a route configuration that is sent by itself (VHDS).
+	VirtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
+	// SecretType is for certificates that gateways get by name.
+	SecretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+	// ExtensionType is the configuration of filters that are sent by themselves (ECDS).
+	ExtensionType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 	// NameTableType is for a proxy's agent and not for its Envoy: the names of the mesh and their addresses.
 	NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 )
 
 // Order is the order in which types are sent when one push touches several: what is referred to goes first.
-var Order = []string{ClusterType, EndpointType, ListenerType, RouteType, NameTableType}
+var Order = []string{ClusterType, EndpointType, SecretType, ExtensionType, ListenerType, RouteType, NameTableType}
 
 // Resource is one marshalled xDS resource. It is immutable and shared by all connections that are sent it.
 type Resource struct {

@@ -100,7 +100,7 @@ func checkSotwConvergence(t *testing.T, seed uint64) {
 	r := newRig(t, Config{})
 	w := world{}
 	r.push(w)
-	m := &sotwModel{has: map[string]map[string]string{cds: {}, eds: {}, lds: {}, rds: {}, nds: {}}}
+	m := &sotwModel{has: nothing()}
 	m.connect(t, r)
 	for range 40 {
 		for range rng.IntN(3) {

@@ -1,0 +1,72 @@
+package config
+
+import (
+	"math"
+	"strconv"
+
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// free reads what has no schema of its own: the value of an EnvoyFilter's patch, the configuration of a plug-in. m is a
+// Struct, a Value or a ListValue.
+func (w *walk) free(n *yaml.Node, m protoreflect.Message, path string) bool {
+	switch to := m.Interface().(type) {
+	case *structpb.Struct:
+		if !w.isMapping(n, path) {
+			return false
+		}
+		proto.Merge(to, w.freeValue(n, path).GetStructValue())
+	case *structpb.ListValue:
+		if !w.isList(n, path) {
+			return false
+		}
+		proto.Merge(to, w.freeValue(n, path).GetListValue())
+	case *structpb.Value:
+		proto.Merge(to, w.freeValue(n, path))
+	}
+	return true
+}
+
+func (w *walk) freeValue(n *yaml.Node, path string) *structpb.Value {
+	n = resolve(n)
+	w.places[path] = w.at(n)
+	switch n.Kind {
+	case yaml.MappingNode:
+		fields := map[string]*structpb.Value{}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key := resolve(n.Content[i])
+			fields[key.Value] = w.freeValue(n.Content[i+1], path+"."+key.Value)
+			w.places[path+"."+key.Value] = w.at(key)
+		}
+		return structpb.NewStructValue(&structpb.Struct{Fields: fields})
+	case yaml.SequenceNode:
+		list := &structpb.ListValue{}
+		for i, item := range n.Content {
+			list.Values = append(list.Values, w.freeValue(item, path+"["+strconv.Itoa(i)+"]"))
+		}
+		return structpb.NewListValue(list)
+	}
+	return w.freeScalar(n, path)
+}
+
+func (w *walk) freeScalar(n *yaml.Node, path string) *structpb.Value {
+	var number float64
+	var truth bool
+	switch n.ShortTag() {
+	case "!!null":
+		return structpb.NewNullValue()
+	case "!!bool":
+		if n.Decode(&truth) == nil {
+			return structpb.NewBoolValue(truth)
+		}
+	case "!!int", "!!float":
+		if n.Decode(&number) == nil && !math.IsNaN(number) && !math.IsInf(number, 0) {
+			return structpb.NewNumberValue(number)
+		}
+		w.refuse(n, path, n.Value, "not a number that can be passed on", "write it as text, in quotes")
+	}
+	return structpb.NewStringValue(n.Value)
+}
