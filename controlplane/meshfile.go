@@ -90,7 +90,7 @@ func (f *meshFile) reload() (changed bool) {
 			f.log.Error("the mesh configuration is refused; what it said before stays in force", "error", err)
 		}
 		f.problem = &config.Problem{
-			Severity: config.Error, At: config.Position{File: f.path}, Message: err.Error(),
+			Code: config.MeshConfigBad, Severity: config.Error, At: config.Position{File: f.path}, Message: err.Error(),
 			Remedy: "mend the file; what it said before stays in force",
 		}
 		return false

@@ -72,7 +72,7 @@ func (w *walk) message(n *yaml.Node, m protoreflect.Message, path string) bool {
 		at := path + "." + name
 		fd := fieldNamed(m.Descriptor(), name)
 		if fd == nil {
-			w.refuse(key, at, "", "unknown field", w.remedy(name))
+			w.refuseAs(NoSuchField, w.at(key), at, "", "unknown field", w.remedy(name))
 			continue
 		}
 		w.mark(at, key, value)
@@ -91,9 +91,9 @@ func (w *walk) tellOfEffect(fd protoreflect.FieldDescriptor, key *yaml.Node, at 
 	switch message := "has no effect in this version" + note.why; {
 	case !ok:
 	case note.unsafe:
-		w.refuse(key, at, "", message, note.remedy)
+		w.refuseAs(UnsafeToIgnore, w.at(key), at, "", message, note.remedy)
 	default:
-		w.report(Warning, w.at(key), at, "", message, note.remedy)
+		w.reportAs(NoEffect, Warning, w.at(key), at, "", message, note.remedy)
 	}
 }
 

@@ -277,7 +277,7 @@ func unreadable(path string, err error) Problem {
 		cause = p.Err
 	}
 	return Problem{
-		Severity: Error, At: Position{File: path}, Message: "the file cannot be read: " + cause.Error(),
+		Code: Unreadable, Severity: Error, At: Position{File: path}, Message: "the file cannot be read: " + cause.Error(),
 		Remedy: "make it readable; what it last said stays in force",
 	}
 }
@@ -311,7 +311,7 @@ func (s *DirStore) duplicates(path string, candidates map[Key][]string) []Proble
 			continue
 		}
 		problems = append(problems, Problem{
-			Severity: Error, Key: key, At: h.resource.Place("metadata.name"), Field: "metadata.name", Value: key.Name,
+			Code: DuplicateName, Severity: Error, Key: key, At: h.resource.Place("metadata.name"), Field: "metadata.name", Value: key.Name,
 			Message: fmt.Sprintf("there is a %s of this name already, at %s, which is the one that counts", key.Kind, s.files[owner].held[key].resource.Origin),
 			Remedy:  "rename one of the two, or remove it",
 		})

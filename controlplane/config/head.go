@@ -107,7 +107,7 @@ func (d *document) recognise(h head) (info kindInfo, ok bool) {
 	switch {
 	case h.root.Kind != yaml.MappingNode:
 		d.nameless = true
-		d.refuse(h.root, "", h.root.Value, "not a resource: a document is a mapping with apiVersion, kind, metadata and spec", "write it as one, or keep it elsewhere")
+		d.refuseAs(NoSuchKind, d.at(h.root), "", h.root.Value, "not a resource: a document is a mapping with apiVersion, kind, metadata and spec", "write it as one, or keep it elsewhere")
 		return info, false
 	case h.kind == "" || h.apiVersion == "":
 		d.kindless = h.kind == ""
@@ -115,7 +115,7 @@ func (d *document) recognise(h head) (info kindInfo, ok bool) {
 		if h.kind != "" {
 			missing = "apiVersion"
 		}
-		d.refuse(h.root, missing, "", "the document has no "+missing, "give it one, or keep what is no resource in another directory")
+		d.refuseAs(NoSuchKind, d.at(h.root), missing, "", "the document has no "+missing, "give it one, or keep what is no resource in another directory")
 		return info, false
 	}
 	info, known := kinds[Kind(h.kind)]
@@ -128,12 +128,12 @@ func (d *document) recognise(h head) (info kindInfo, ok bool) {
 		d.report(Info, d.origin, "", "", fmt.Sprintf("%s was read and has no effect here", h.kind), "")
 	case isUnsupported(h.group, h.kind):
 		d.inert = true
-		d.report(Warning, d.origin, "kind", h.kind, fmt.Sprintf("%s of %s is not supported in this version: it has no effect", h.kind, h.group), "keep it for a mesh that supports it, or remove it")
+		d.reportAs(KindNoEffect, Warning, d.origin, "kind", h.kind, fmt.Sprintf("%s of %s is not supported in this version: it has no effect", h.kind, h.group), "keep it for a mesh that supports it, or remove it")
 	case known:
-		d.refuseAt(d.place("apiVersion"), "apiVersion", h.apiVersion, "no known API for a "+h.kind, "one of: "+info.allowedAPIVersions())
+		d.refuseAs(NoSuchKind, d.place("apiVersion"), "apiVersion", h.apiVersion, "no known API for a "+h.kind, "one of: "+info.allowedAPIVersions())
 	default:
 		d.kindless = true
-		d.refuseAt(d.place("kind"), "kind", h.kind, "unknown kind", didYouMean(h.kind, kindNames()))
+		d.refuseAs(NoSuchKind, d.place("kind"), "kind", h.kind, "unknown kind", didYouMean(h.kind, kindNames()))
 	}
 	return info, false
 }
@@ -144,7 +144,7 @@ func (d *document) checkVersion(h head, info kindInfo) bool {
 			return true
 		}
 	}
-	d.refuseAt(d.place("apiVersion"), "apiVersion", h.apiVersion, "no known version of a "+h.kind, "one of: "+info.allowedAPIVersions())
+	d.refuseAs(NoSuchKind, d.place("apiVersion"), "apiVersion", h.apiVersion, "no known version of a "+h.kind, "one of: "+info.allowedAPIVersions())
 	return false
 }
 
@@ -157,7 +157,7 @@ func (d *document) checkFields(h head) {
 			if d.specHas(key.Value) {
 				remedy = "it belongs under spec: check the indentation"
 			}
-			d.refuse(key, key.Value, "", "unknown field", remedy)
+			d.refuseAs(NoSuchField, d.at(key), key.Value, "", "unknown field", remedy)
 		}
 	}
 }

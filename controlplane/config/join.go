@@ -75,6 +75,7 @@ func (j *Joined) Problems() []Problem {
 		_, hidden := j.merge(kind)
 		for _, h := range hidden {
 			problems = append(problems, Problem{
+				Code:     DuplicateName,
 				Severity: Error,
 				Key:      h.loser.Key,
 				At:       h.loser.Origin,

@@ -54,7 +54,7 @@ func (d *document) readService(n *yaml.Node) *ServiceSpec {
 			spec.Ports = d.readServicePorts(value, path)
 		case "sessionAffinity":
 			if d.oneOf(value, path, sessionAffinity) == "ClientIP" {
-				d.report(Warning, d.at(value), path, value.Value, "has no effect in this version", "remove it")
+				d.reportAs(NoEffect, Warning, d.at(value), path, value.Value, "has no effect in this version", "remove it")
 			}
 		}
 	})

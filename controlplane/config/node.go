@@ -32,14 +32,23 @@ func (d *document) refuse(n *yaml.Node, field, value, message, remedy string) {
 }
 
 func (d *document) refuseAt(at Position, field, value, message, remedy string) {
+	d.refuseAs(InvalidValue, at, field, value, message, remedy)
+}
+
+// refuseAs is refuseAt for a problem that has a code of its own.
+func (d *document) refuseAs(code Code, at Position, field, value, message, remedy string) {
 	d.refused = true
-	d.report(Error, at, field, value, message, remedy)
+	d.reportAs(code, Error, at, field, value, message, remedy)
 }
 
 // report records a problem. Its Key is filled in when the document has been read (see named).
 func (d *document) report(s Severity, at Position, field, value, message, remedy string) {
+	d.reportAs(usualCode(s), s, at, field, value, message, remedy)
+}
+
+func (d *document) reportAs(code Code, s Severity, at Position, field, value, message, remedy string) {
 	d.problems = append(d.problems, Problem{
-		Severity: s, At: at, Field: field, Value: shorten(value), Message: message, Remedy: remedy,
+		Code: code, Severity: s, At: at, Field: field, Value: shorten(value), Message: message, Remedy: remedy,
 	})
 }
 
@@ -53,7 +62,7 @@ func (d *document) named() []Problem {
 	})
 	if more := len(d.problems) - maxProblems; more > 0 {
 		d.problems = append(d.problems[:maxProblems:maxProblems], Problem{
-			Severity: d.problems[0].Severity, Key: d.key, At: d.origin,
+			Code: d.problems[0].Code, Severity: d.problems[0].Severity, Key: d.key, At: d.origin,
 			Message: fmt.Sprintf("%d more problems in this document are not listed", more), Remedy: "mend those that are",
 		})
 	}

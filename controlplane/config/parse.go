@@ -89,7 +89,7 @@ type fileParser struct {
 
 // refuse records that something could not be read at all.
 func (f *fileParser) refuse(p Problem) {
-	p.Severity = Error
+	p.Code, p.Severity = Unreadable, Error
 	p.At.File = f.file
 	f.out.problems = append(f.out.problems, p)
 	f.out.blind = true
@@ -162,7 +162,7 @@ func (f *fileParser) document(root *yaml.Node, offset, nested int) {
 func (f *fileParser) finish(d *document, r *Resource) {
 	if d.key.Name != "" && !d.inert && !d.nameless && !d.kindless {
 		if first, taken := f.seen[d.key]; taken {
-			d.refuseAt(d.origin, "metadata.name", d.key.Name, fmt.Sprintf("there is a %s of this name already, at %s, which is the one that counts", d.key.Kind, first),
+			d.refuseAs(DuplicateName, d.origin, "metadata.name", d.key.Name, fmt.Sprintf("there is a %s of this name already, at %s, which is the one that counts", d.key.Kind, first),
 				"rename one of the two, or remove it")
 			f.out.problems = append(f.out.problems, d.named()...)
 			return

@@ -150,6 +150,8 @@ const ProblemAttr = "problem"
 
 // Problem is something wrong with a document, with all that its author needs to mend it.
 type Problem struct {
+	// Code says which kind of finding it is (see Codes).
+	Code     Code     `json:"code"`
 	Severity Severity `json:"severity"`
 	// Key names the resource as far as it could be read.
 	Key Key      `json:"resource"`
@@ -177,6 +179,9 @@ func (p Problem) String() string {
 	s += ": " + p.Message
 	if p.Remedy != "" {
 		s += " (" + p.Remedy + ")"
+	}
+	if p.Code != "" {
+		s += " [" + string(p.Code) + "]"
 	}
 	return s
 }

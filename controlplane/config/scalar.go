@@ -33,7 +33,7 @@ func (d *document) fields(n *yaml.Node, path string, allowed []string, read func
 		name := resolve(key).Value
 		at := path + "." + name
 		if !contains(allowed, name) {
-			d.refuse(key, at, "", "unknown field", didYouMean(name, allowed))
+			d.refuseAs(NoSuchField, d.at(key), at, "", "unknown field", didYouMean(name, allowed))
 			continue
 		}
 		d.mark(at, key, value)

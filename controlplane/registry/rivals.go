@@ -54,6 +54,6 @@ func rivalry(s *source, i int, rival *Service, owner *source) config.Problem {
 	if rival.Namespace != s.resource.Namespace {
 		message = fmt.Sprintf("%s, at %s, has this host too; callers outside both namespaces use that one, which is older", rival.Source, owner.resource.Origin)
 	}
-	return problemAt(s.resource, field, s.services[i].Hostname, message,
-		"join the two into one document, or limit each to its namespace by exportTo")
+	return coded(config.ServiceHostTaken, problemAt(s.resource, field, s.services[i].Hostname, message,
+		"join the two into one document, or limit each to its namespace by exportTo"))
 }

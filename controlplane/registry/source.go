@@ -52,9 +52,15 @@ func (s *source) warn(field, value, message, remedy string) {
 	s.problems = append(s.problems, problemAt(s.resource, field, value, message, remedy))
 }
 
+// coded gives a problem its own code in place of the usual one.
+func coded(code config.Code, p config.Problem) config.Problem {
+	p.Code = code
+	return p
+}
+
 func problemAt(r *config.Resource, field, value, message, remedy string) config.Problem {
 	return config.Problem{
-		Severity: config.Warning, Key: r.Key, At: r.Place(field), Field: field, Value: value, Message: message, Remedy: remedy,
+		Code: config.Questionable, Severity: config.Warning, Key: r.Key, At: r.Place(field), Field: field, Value: value, Message: message, Remedy: remedy,
 	}
 }
 

@@ -41,9 +41,9 @@ func (r *Registry) sharedAddresses() []config.Problem {
 			if other == nil {
 				first[at] = service
 			} else if r.opts.Virtual.Contains(at) && other.Hostname != service.Hostname {
-				problems = append(problems, problemAt(r.bySource[service.Source].resource, "metadata.name", service.Hostname,
+				problems = append(problems, coded(config.SharedAddress, problemAt(r.bySource[service.Source].resource, "metadata.name", service.Hostname,
 					fmt.Sprintf("its name leads to the address of %s, %s: a TCP port that both have goes to one of the two", other.Hostname, at),
-					"rename it, or give it an address of its own: clusterIP of a Service, addresses of a ServiceEntry"))
+					"rename it, or give it an address of its own: clusterIP of a Service, addresses of a ServiceEntry")))
 			}
 		}
 	}

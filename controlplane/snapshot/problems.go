@@ -55,10 +55,23 @@ func (c *checker) nearest(written string, names []string) string {
 	return nearestHost(written, names)
 }
 
+// warn is for what a document says and is not done as written; what has a code of its own is told by find.
 func (c *checker) warn(r *config.Resource, field, value, message, remedy string) {
-	c.problems = append(c.problems, config.Problem{
-		Severity: config.Warning, Key: r.Key, At: r.Place(field), Field: field, Value: value, Message: message, Remedy: remedy,
-	})
+	c.find(config.NoEffect, r, field, value, message, remedy)
+}
+
+func (c *checker) find(code config.Code, r *config.Resource, field, value, message, remedy string) {
+	c.tell(code, config.Warning, r, field, value, message, remedy)
+}
+
+// tell records a finding, unless the document accepts it.
+func (c *checker) tell(code config.Code, severity config.Severity, r *config.Resource, field, value, message, remedy string) {
+	p := config.Problem{
+		Code: code, Severity: severity, Key: r.Key, At: r.Place(field), Field: field, Value: value, Message: message, Remedy: remedy,
+	}
+	if !config.Suppresses(r.Annotations, p) {
+		c.problems = append(c.problems, p)
+	}
 }
 
 // service finds what a document of the namespace means by a host; nil when it means nothing that it may see.
@@ -117,13 +130,13 @@ func (c *checker) hosts(v *VirtualService, taken map[string]*VirtualService) {
 		field, written := fmt.Sprintf("spec.hosts[%d]", i), v.Spec.GetHosts()[i]
 		key := host + "\x00" + canonicalExport(v.exportTo)
 		if first := taken[key]; first != nil && first != v {
-			c.warn(v.Resource, field, written, fmt.Sprintf("sidecars follow the older %s for this host; this one has no effect on them", first.Key),
+			c.find(config.HostTaken, v.Resource, field, written, fmt.Sprintf("sidecars follow the older %s for this host; this one has no effect on them", first.Key),
 				"put all routes of the host into one VirtualService")
 			continue
 		}
 		taken[key] = v
 		if !strings.Contains(written, ".") && written != "*" && c.service(written, v.Namespace) == nil {
-			c.warn(v.Resource, field, written, fmt.Sprintf("there is no service %s", host), c.nearestHost(written, v.Namespace))
+			c.find(config.UnknownHost, v.Resource, field, written, fmt.Sprintf("there is no service %s", host), c.nearestHost(written, v.Namespace))
 		}
 	}
 }
@@ -147,16 +160,14 @@ func (c *checker) gatewayExists(v *VirtualService, i int, gateway string) {
 	if n := c.nearest(written, names); n != "" {
 		remedy = fmt.Sprintf("did you mean %q?", n)
 	}
-	c.warn(v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, fmt.Sprintf("there is no Gateway %s: the routes do not apply to it", gateway), remedy)
+	c.find(config.UnknownGateway, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, fmt.Sprintf("there is no Gateway %s: the routes do not apply to it", gateway), remedy)
 }
 
 func (c *checker) destination(v *VirtualService, d placed) {
 	host := d.destination.GetHost()
 	svc := c.service(host, v.Namespace)
 	if svc == nil {
-		c.warn(v.Resource, d.path+".host", host,
-			fmt.Sprintf("there is no service %s: what is routed there is answered with 503", c.w.resolve(host, v.Namespace)),
-			c.nearestHost(host, v.Namespace))
+		c.unknownHost(v.Resource, d.path+".host", host, "what is routed there is answered with 503")
 		return
 	}
 	c.port(v, d, svc)
@@ -175,7 +186,7 @@ func (c *checker) port(v *VirtualService, d placed, svc *registry.Service) {
 	for i, p := range svc.Ports {
 		ports[i] = fmt.Sprint(p.Number)
 	}
-	c.warn(v.Resource, d.path+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
+	c.find(config.UnknownPort, v.Resource, d.path+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
 		"its ports are "+strings.Join(ports, ", "))
 }
 
@@ -185,7 +196,8 @@ func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
 		return
 	}
 	rule := c.w.destinationRules.lookup(v.Namespace, svc.Hostname, svc.Namespace)
-	if rule.Subset(name) != nil {
+	if subset := rule.Subset(name); subset != nil {
+		c.emptySubset(v, d, svc, subset)
 		return
 	}
 	remedy := fmt.Sprintf("add the subset to a DestinationRule for %s", svc.Hostname)
@@ -200,7 +212,7 @@ func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
 			remedy = fmt.Sprintf("%s has the subsets %s", rule.From[0].Key, strings.Join(names, ", "))
 		}
 	}
-	c.warn(v.Resource, d.path+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
+	c.find(config.UnknownSubset, v.Resource, d.path+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
 }
 
 func (c *checker) destinationRules() {
@@ -212,7 +224,7 @@ func (c *checker) destinationRules() {
 			continue
 		}
 		if !c.anyService(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
-			c.warn(r, "spec.host", spec.GetHost(), "there is no such service: the rule has no effect", c.nearestHost(spec.GetHost(), r.Namespace))
+			c.unknownHost(r, "spec.host", spec.GetHost(), "the rule has no effect")
 		}
 		c.credential(r, "spec.trafficPolicy.tls", spec.GetTrafficPolicy().GetTls().GetCredentialName())
 		for i, s := range spec.GetSubsets() {
@@ -239,7 +251,7 @@ func (c *checker) coveredByWildcard(host, namespace string) bool {
 
 func (c *checker) credential(r *config.Resource, field, name string) {
 	if name != "" {
-		c.warn(r, field+".credentialName", name, "Kubernetes secrets are not read here: there is no such certificate",
+		c.find(config.UnknownCredential, r, field+".credentialName", name, "Kubernetes secrets are not read here: there is no such certificate",
 			"name files of the proxy's machine instead: serverCertificate or clientCertificate, privateKey, caCertificates")
 	}
 }
@@ -281,7 +293,7 @@ func (c *checker) egressHost(r *config.Resource, field, host string) {
 			return
 		}
 	}
-	c.warn(r, field, host, "there is no such service", c.nearestHost(pattern, r.Namespace))
+	c.find(config.UnknownHost, r, field, host, "there is no such service", c.nearestHost(pattern, r.Namespace))
 }
 
 // policies warns of actions and conditions that are not enforced as written.

@@ -68,7 +68,7 @@ spec: {hosts: [reveiws], http: [{route: [{destination: {host: reviews}}]}]}
 kind: DestinationRule
 metadata: {name: x, namespace: other}
 spec: {host: reviews}
-`, `DestinationRule other/x: spec.host: "reviews": there is no such service: the rule has no effect`},
+`, `DestinationRule other/x: spec.host: "reviews": there is no service reviews.other.svc.cluster.local: the rule has no effect`},
 		"Sidecar's host": {`apiVersion: networking.istio.io/v1
 kind: Sidecar
 metadata: {name: x, namespace: other}

@@ -1,0 +1,40 @@
+package snapshot
+
+import (
+	"fmt"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// unknownHost tells of a host that a document names and may not see: since nobody has it, or since it is kept from the
+// document's namespace.
+func (c *checker) unknownHost(r *config.Resource, field, host, so string) {
+	full := c.w.resolve(host, r.Namespace)
+	for _, svc := range c.w.byHost[full] {
+		c.find(config.HiddenHost, r, field, host,
+			fmt.Sprintf("%s is not exported to the namespace %s: %s", full, r.Namespace, so),
+			fmt.Sprintf("add %q to exportTo of %s, which now says %s", r.Namespace, svc.Source, strings.Join(svc.ExportTo, ", ")))
+		return
+	}
+	c.find(config.UnknownHost, r, field, host, fmt.Sprintf("there is no service %s: %s", full, so), c.nearestHost(host, r.Namespace))
+}
+
+// emptySubset tells of a subset that none of the service's endpoints is in, though there are some.
+func (c *checker) emptySubset(v *VirtualService, d placed, svc *registry.Service, subset *networking.Subset) {
+	instances := c.s.Instances(svc)
+	if instances == nil || len(instances.Endpoints) == 0 || len(subset.GetLabels()) == 0 {
+		return
+	}
+	for _, e := range instances.Endpoints {
+		if Selects(subset.GetLabels(), e.Labels) {
+			return
+		}
+	}
+	c.find(config.SubsetWithoutEndpoints, v.Resource, d.path+".subset", d.destination.GetSubset(),
+		fmt.Sprintf("none of the endpoints of %s has the labels %s: what is routed there is answered with 503", svc.Hostname, labelText(subset.GetLabels())),
+		"correct the labels of the subset or of the workloads")
+}
