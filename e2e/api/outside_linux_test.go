@@ -1,0 +1,48 @@
+package api
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// openOutside has a server listen on this machine, where workloads reach it as something outside of the mesh.
+func (w *world) openOutside(t *testing.T) {
+	t.Helper()
+	s := &server{name: "outside", calls: map[string]int{}}
+	for port, serve := range map[int]func(net.Listener){
+		portHTTP:        func(l net.Listener) { _ = s.httpServer().Serve(l) },
+		portTCP:         func(l net.Listener) { _ = s.accept(l, false) },
+		portServerFirst: func(l net.Listener) { _ = s.accept(l, true) },
+		portTLS: func(l net.Listener) {
+			h := s.httpServer()
+			h.TLSConfig = w.ca.ServerConfig(t, "outside.example", "*.tls.example")
+			h.TLSConfig.NextProtos = []string{"h2", "http/1.1"}
+			_ = h.Serve(tls.NewListener(l, h.TLSConfig))
+		},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0") // the address that the mesh hands connections for this machine to
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.outside[port] = strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+		go serve(l)
+		w.onEnd = append(w.onEnd, l.Close)
+	}
+}
+
+// outsideAddress is where workloads find this machine.
+func (w *world) outsideAddress() string {
+	a := w.Instances()[0].Proxy.As4()
+	return fmt.Sprintf("%d.%d.0.2", a[0], a[1])
+}
+
+func (w *world) fillIn(t *testing.T, docs string) string {
+	t.Helper()
+	return strings.NewReplacer("$OUTSIDE_HTTP", w.outside[portHTTP], "$OUTSIDE_TCP", w.outside[portTCP],
+		"$OUTSIDE_TLS", w.outside[portTLS], "$OUTSIDE_MYSQL", w.outside[portServerFirst],
+		"$OUTSIDE", w.outsideAddress(), "$DIR", w.dir).Replace(docs)
+}

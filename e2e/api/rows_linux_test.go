@@ -1,0 +1,142 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+// row is one promise of the API. Rows run beside each other in a mesh, so each keeps to hosts of its own.
+type row struct {
+	// name says the promise.
+	name string
+	// docs are its documents. $HOST stands for the name of a service of the row's own, which has the servers v1 and v2 and
+	// the ports of serviceOf, in namespace default; $OUTSIDE for the address of a server outside of the mesh, $OUTSIDE_HTTP
+	// (…_TCP, …_TLS, …_MYSQL) for its ports; $DIR for the mesh's folder, with ca.crt. What the documents are about has to
+	// have $HOST in its name, too, or be of the row alone.
+	docs string
+	// check makes requests and says what is wrong with the answers. It is asked again until it returns nil, since documents
+	// are in force only soon after they are written, so it holds for good what it wants to see, and nothing of before.
+	check func(w *world, host string) error
+	// alone are names that only one row holds at a time: that of a workload whose sidecar the documents change for
+	// everybody ("guarded"), of a gateway's port, or of the mesh.
+	alone []string
+	// told is part of a problem that the documents are to be told of; empty: there is to be none.
+	told string
+	// only are the versions of Envoy that the row is for; none: the oldest and the newest.
+	only []string
+}
+
+// runRows keeps the promises in a mesh of the oldest and one of the newest Envoy.
+func runRows(t *testing.T, rows []row) {
+	t.Helper()
+	if err := mesh.CanCapture(); err != nil {
+		t.Skip(err)
+	}
+	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			w := worldOf(t, version)
+			for _, r := range rows {
+				if len(r.only) > 0 && !slices.Contains(r.only, version) {
+					continue
+				}
+				t.Run(r.name, func(t *testing.T) {
+					t.Parallel()
+					r.run(t, w)
+				})
+			}
+		})
+	}
+}
+
+var notName = regexp.MustCompile(`[^a-z0-9]+`)
+
+// patience is how long a row's documents have to be in force.
+const patience = 30 * time.Second
+
+func (r row) run(t *testing.T, w *world) {
+	slices.Sort(r.alone) // so that no two rows wait for each other
+	for _, name := range r.alone {
+		defer w.lock(name)()
+	}
+	host := strings.Trim(notName.ReplaceAllString(strings.ToLower(r.name), "-"), "-")
+	file := filepath.Join(w.dir, "istio", host+".yaml")
+	docs := serviceOf(host, "server") + "\n---\n" + w.fillIn(t, strings.ReplaceAll(r.docs, "$HOST", host))
+	writeWhole(t, file, docs)
+	defer func() {
+		if err := os.Remove(file); err != nil {
+			t.Error(err)
+		}
+	}()
+	deadline := time.Now().Add(patience)
+	for {
+		err := r.check(w, host)
+		if err == nil {
+			err = r.problems(w, file)
+		}
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("%v\ntold: %v\nmesh: %s (while the test runs: log, istio/%s.yaml)", err, w.problemsOf(file), w.dir, host)
+			if os.Getenv("PILOTFISH_API_HOLD") != "" { // to look into the mesh
+				time.Sleep(time.Hour)
+			}
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// writeWhole has a file there with all of its content, or not at all: half of the documents are another promise.
+func writeWhole(t *testing.T, path, content string) {
+	t.Helper()
+	partial := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
+	if err := os.WriteFile(partial, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(partial, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// problems compares what the control plane tells of the row's documents with what it is to tell.
+func (r row) problems(w *world, file string) error {
+	told := w.problemsOf(file)
+	switch {
+	case r.told == "" && len(told) > 0:
+		return fmt.Errorf("the documents have problems: %s", strings.Join(told, "\n"))
+	case r.told != "" && !strings.Contains(strings.Join(told, "\n"), r.told):
+		return fmt.Errorf("nothing with %q is told, but %s", r.told, strings.Join(told, "\n"))
+	}
+	return nil
+}
+
+func (w *world) problemsOf(file string) []string {
+	var told []string
+	for _, p := range w.Status(w.ctx).Control.Problems {
+		if p.At.File == file {
+			told = append(told, p.String())
+		}
+	}
+	return told
+}
+
+// toJSON is for messages of failures.
+func toJSON(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}

@@ -1,0 +1,239 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+// topology is what each mesh consists of. client and other call; v1 and v2 are the two versions of app "server", which
+// every row has a Service of its own for; guarded has a service of its name, for rows that change what its sidecar lets in.
+const topology = `
+apiVersion: pilotfish.dev/v1alpha1
+kind: Mesh
+metadata: {name: NAME}
+spec:
+  config: istio
+  mesh: MESH
+  workloads:
+  - {name: gateway, type: gateway, namespace: istio-system, labels: {istio: ingressgateway}, serviceAccount: gateway}
+  - {name: client, serviceAccount: client, command: ["${PILOTFISH}", idle]}
+  - {name: other, namespace: other, serviceAccount: other, command: ["${PILOTFISH}", idle]}
+  - {name: v1, labels: {app: server, version: v1}, serviceAccount: server, PORTS}
+  - {name: v2, labels: {app: server, version: v2}, serviceAccount: server, PORTS}
+  - {name: guarded, serviceAccount: guarded, PORTS}
+`
+
+const serverPorts = `command: ["${PILOTFISH}", serve], env: {TLS_CERT: "${TOPOLOGY_DIR}/server.crt", TLS_KEY: "${TOPOLOGY_DIR}/server.key"}, ports: [` +
+	`{name: http, port: 8080, protocol: HTTP}, {name: undeclared, port: 8081}, {name: http2, port: 8082, protocol: HTTP2}, {name: grpc, port: 7000, protocol: GRPC}, {name: tcp, port: 9000}, {name: untold, port: 9001}, ` +
+	`{name: https, port: 8443, protocol: HTTPS}, {name: mysql, port: 3306}, {name: unsaid, port: 3307}, {name: udp, port: 5300, protocol: UDP}]`
+
+// meshConfig is the mesh's configuration, for all rows.
+const meshConfig = `{}`
+
+// serviceOf is a service of an application, with the same ports whatever its name.
+func serviceOf(name, app string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: %s}
+spec:
+  selector: {app: %s}
+  ports:
+  - {name: http, port: 80, targetPort: 8080}
+  - {name: http2, port: 82, targetPort: 8082}
+  - {name: grpc, port: 7000}
+  - {name: tcp, port: 9000}
+  - {name: tls, port: 443, targetPort: 8443}
+  - {name: mysql, port: 3306}
+  - {name: udp, port: 5300, protocol: UDP}
+`, name, app)
+}
+
+// world is a running mesh, in which rows make their requests.
+type world struct {
+	*mesh.Mesh
+	// envoy is the version of its Envoys.
+	envoy string
+	// dir holds the topology; what is written into dir/istio is in force soon after.
+	dir string
+	// ca is who signed the certificates of what is outside of the mesh, and of the servers' own TLS ports; its certificate
+	// is in dir/ca.crt.
+	ca *testpki.Authority
+	// outside are the ports of a server that is in no mesh, by the port that speaks the same at a server.
+	outside map[int]string
+
+	ctx   context.Context
+	stop  context.CancelFunc
+	onEnd []func() error
+	ended chan error
+
+	mu    sync.Mutex
+	alone map[string]*sync.Mutex
+}
+
+var (
+	worldsMu sync.Mutex
+	worlds   = map[string]*world{}
+)
+
+// worldOf is the mesh of an Envoy's version, which is started for the first row that needs it.
+func worldOf(t *testing.T, envoy string) *world {
+	t.Helper()
+	worldsMu.Lock()
+	defer worldsMu.Unlock()
+	w, ok := worlds[envoy]
+	if !ok {
+		w = startWorld(t, envoy)
+		worlds[envoy] = w
+	}
+	w.waitReady(t)
+	return w
+}
+
+func startWorld(t *testing.T, envoy string) *world {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "pfapi") // short enough for sockets, and there until all rows are done
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{envoy: envoy, dir: dir, ca: testpki.New(t, "outside"), outside: map[int]string{}, alone: map[string]*sync.Mutex{}, ended: make(chan error, 1)}
+	text := strings.NewReplacer("NAME", "api-"+strings.ReplaceAll(envoy, ".", "-"), "PORTS", serverPorts, "MESH", meshConfig).Replace(topology)
+	certificate, key := w.ca.Server(t, "server.example", "*.tls.example", "outside.example")
+	for name, content := range map[string]string{
+		"mesh.yaml": text, "ca.crt": string(w.ca.PEM()), "server.crt": string(certificate), "server.key": string(key),
+		"istio/guarded.yaml": serviceOf("guarded", "guarded"), "istio/server.yaml": serviceOf("server", "server"),
+	} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	top, err := mesh.Load(filepath.Join(dir, "mesh.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Mesh, err = mesh.New(mesh.Config{
+		Topology: top, Environ: os.Environ(), RuntimeDir: filepath.Join(dir, "run"), Network: mesh.Captured{},
+		EnvoyPath: testenv.EnvoyOf(t, envoy), AgentCommand: []string{testenv.Bin(t, "pilotfish-agent")},
+		GuardCommand: []string{os.Args[0], "guard"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.openOutside(t)
+	w.ctx, w.stop = context.WithCancel(context.Background())
+	go w.keepLog(filepath.Join(dir, "log"))
+	go func() { w.ended <- w.Run(w.ctx) }()
+	return w
+}
+
+// keepLog writes what happens in the mesh to a file, for who looks for the cause of a failure while it runs.
+func (w *world) keepLog(path string) {
+	out, err := os.Create(path)
+	if err != nil {
+		return
+	}
+	defer out.Close()
+	sub := w.Events()
+	for {
+		events, ok := sub.Next(nil)
+		if !ok {
+			return
+		}
+		for _, e := range events {
+			fmt.Fprintln(out, e.Time.Format("15:04:05.000"), e.Instance, e.Origin, e.Kind, e.Message, e.Line)
+		}
+	}
+}
+
+func (w *world) waitReady(t *testing.T) {
+	t.Helper()
+	testenv.Eventually(t, "the mesh of Envoy "+w.envoy, func() error {
+		select {
+		case err := <-w.ended:
+			w.ended <- err
+			t.Fatalf("the mesh ended: %v", err)
+		default:
+		}
+		if s := w.Status(context.Background()); !s.Ready {
+			for _, i := range s.Instances {
+				if !i.Ready {
+					return fmt.Errorf("%s is not ready: %v", i.Name, i.Reasons)
+				}
+			}
+			return errors.New("nothing has started")
+		}
+		return nil
+	})
+}
+
+// closeWorlds ends all meshes.
+func closeWorlds() error {
+	worldsMu.Lock()
+	defer worldsMu.Unlock()
+	var errs []error
+	for _, w := range worlds {
+		w.stop()
+	}
+	for _, w := range worlds {
+		errs = append(errs, <-w.ended)
+		for _, f := range w.onEnd {
+			errs = append(errs, f())
+		}
+		errs = append(errs, os.RemoveAll(w.dir))
+	}
+	return errors.Join(errs...)
+}
+
+// lock keeps other rows that name the same thing waiting, until unlock.
+func (w *world) lock(name string) (unlock func()) {
+	w.mu.Lock()
+	m, ok := w.alone[name]
+	if !ok {
+		m = &sync.Mutex{}
+		w.alone[name] = m
+	}
+	w.mu.Unlock()
+	m.Lock()
+	return m.Unlock
+}
+
+// instance is an instance of the topology by its name.
+func (w *world) instance(name string) *mesh.Instance {
+	for _, i := range w.Instances() {
+		if i.Name == name {
+			return i
+		}
+	}
+	return nil
+}
+
+// client makes requests from the place of an instance, as its application does; from "", as somebody in the mesh's network
+// who has no sidecar.
+func (w *world) client(from string, protocols ...string) *http.Client {
+	p := new(http.Protocols)
+	p.SetHTTP1(len(protocols) == 0)
+	p.SetUnencryptedHTTP2(len(protocols) > 0)
+	return &http.Client{
+		Timeout:       requestTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			DisableKeepAlives: true, Protocols: p,
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				return w.Dial(ctx, from, network, address)
+			},
+		},
+	}
+}
