@@ -37,8 +37,8 @@ func (s source) refuse(code codes.Code, peer xds.Peer, err error) error {
 // proxy makes the resources of one proxy.
 type proxy struct{ *translate.Proxy }
 
-// Affected gives the types that a change touches for this proxy.
-func (p proxy) Affected(state xds.State, change xds.Change) []string {
+// Affected says what a change touches for this proxy.
+func (p proxy) Affected(state xds.State, change xds.Change) xds.Touches {
 	c, ok := change.(snapshot.Change)
 	if !ok {
 		c = snapshot.Change{Full: true}
@@ -54,8 +54,10 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 	}
 	switch typeURL {
 	case xds.ClusterType:
-		all, err := translate.Clusters(s, p.Proxy)
-		return pick(all, wildcard, names), err
+		if wildcard {
+			return translate.Clusters(s, p.Proxy)
+		}
+		return translate.NamedClusters(s, p.Proxy, names)
 	case xds.ListenerType:
 		all, err := translate.Listeners(s, p.Proxy)
 		return pick(all, wildcard, names), err

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -72,4 +73,25 @@ func (r *Registry) ResolveHostname(name, namespace string) string {
 		return alias
 	}
 	return full
+}
+
+// Hosts are the services of a hostname, by namespace. The slice is the caller's.
+func (r *Registry) Hosts(hostname string) []*Service { return slices.Clone(r.byHost[hostname]) }
+
+// Namesake says whether another service goes by a name that a service of the present or the past goes by, if only by its
+// short one in some namespace: which of the two a document means depends on which there are.
+func (r *Registry) Namesake(service *Service) bool {
+	names := append([]string{service.Hostname, service.Name}, service.Aliases...)
+	for _, name := range names {
+		for _, other := range r.byHost[name] {
+			if other.Hostname != service.Hostname {
+				return true
+			}
+		}
+		if full, ok := r.aliases[name]; ok && full != service.Hostname {
+			return true
+		}
+	}
+	// A ServiceEntry's host without a dot is what a Service of that name is called in its own namespace.
+	return !strings.Contains(service.Hostname, ".")
 }

@@ -8,6 +8,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
 // DestinationRule is what all DestinationRules of one namespace say of one host, merged. Immutable.
@@ -93,6 +94,8 @@ type destinationRules struct {
 	all      []*DestinationRule
 	// hashing: some rule has consistent hashing.
 	hashing bool
+	// subsets are the names of subsets that any rule has for a host, as the document writes it and by its full name.
+	subsets hostTable[[]string]
 }
 
 type ruleKey struct{ namespace, host, exportTo string }
@@ -171,6 +174,7 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 		return a.exportTo < b.exportTo
 	})
 	local, exported := map[string]map[string]*DestinationRule{}, map[string]map[string][]*DestinationRule{}
+	subsets := map[string][]string{}
 	index := &destinationRules{
 		root:     root,
 		local:    map[string]hostTable[*DestinationRule]{},
@@ -182,6 +186,7 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 		index.hashing = index.hashing || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
 			return Hashes(r.Spec.(*networking.DestinationRule))
 		})
+		addSubsetNames(subsets, d)
 		if k.exportTo == localKey {
 			insert(local, k.namespace, k.host, d)
 			continue
@@ -194,7 +199,38 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 	for ns, rules := range exported {
 		index.exported[ns] = newHostTable(rules)
 	}
+	index.subsets = newHostTable(subsets)
 	return index
+}
+
+func addSubsetNames(byHost map[string][]string, d *DestinationRule) {
+	hosts := []string{d.Host}
+	for _, r := range d.From {
+		hosts = append(hosts, r.Spec.(*networking.DestinationRule).GetHost())
+	}
+	slices.Sort(hosts)
+	for _, host := range slices.Compact(hosts) {
+		for _, s := range d.Subsets {
+			byHost[host] = append(byHost[host], s.GetName())
+		}
+	}
+}
+
+// SubsetNames are the subsets that any DestinationRule, whoever may see it, speaks of for a service of the present or the
+// past. There may be some twice.
+func (s *Snapshot) SubsetNames(svc *registry.Service) []string {
+	table := s.world.destinationRules.subsets
+	names := slices.Clone(table.exact[svc.Hostname])
+	names = append(names, table.exact[svc.Name]...)
+	for _, alias := range svc.Aliases {
+		names = append(names, table.exact[alias]...)
+	}
+	for _, pattern := range table.wild {
+		if MatchHost(pattern, svc.Hostname) {
+			names = append(names, table.exact[pattern]...)
+		}
+	}
+	return names
 }
 
 func insert[T any](m map[string]map[string]T, outer, inner string, v T) {

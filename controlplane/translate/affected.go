@@ -2,6 +2,7 @@ package translate
 
 import (
 	"slices"
+	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
@@ -12,68 +13,104 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Affected gives the types whose resources may differ for the proxy after the change, in the order of xds.Order. s is the
-// snapshot after the change. It never misses a type; that it names one for nothing costs the work of making what turns
-// out to be the same.
-func Affected(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) []string {
+// Affected says what may differ for the proxy after the change: of each type all, or some names. s is the snapshot after
+// the change. It never misses a resource; that it names one for nothing costs the work of making what turns out to be the
+// same.
+func Affected(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) xds.Touches {
 	if change.Full {
-		return slices.Clone(xds.Order)
+		return xds.Everything()
 	}
-	a := affected{view: newView(s, p), types: map[string]bool{}}
+	a := affected{view: newView(s, p), touches: xds.Touches{}, change: change}
 	a.services(change)
 	for _, versions := range change.Resources {
 		for _, r := range versions {
 			a.resource(r)
 		}
 	}
-	var out []string
-	for _, t := range xds.Order {
-		if a.types[t] {
-			out = append(out, t)
-		}
-	}
-	return out
+	return a.touches
 }
 
-// affected collects types.
+// affected collects what is touched.
 type affected struct {
 	view
-	types map[string]bool
+	touches xds.Touches
+	change  snapshot.Change
 }
 
-func (a *affected) add(types ...string) {
-	for _, t := range types {
-		a.types[t] = true
-	}
-}
+// all adds all resources of the types.
+func (a *affected) all(types ...string) { a.touches.AddAll(types...) }
 
 func (a *affected) services(change snapshot.Change) {
 	for _, svc := range change.Services {
 		if a.local(svc) {
-			a.add(xds.ClusterType, xds.ListenerType, xds.RouteType)
+			a.all(xds.ClusterType, xds.ListenerType, xds.RouteType)
 		}
 		if a.scope.MaySee(svc) {
-			a.add(xds.ClusterType, xds.EndpointType, xds.RouteType, xds.NameTableType)
+			a.namesake(svc)
+			a.clusters(svc, xds.ClusterType, xds.EndpointType)
+			a.all(xds.RouteType, xds.NameTableType)
 			if a.listensForServices() {
-				a.add(xds.ListenerType)
+				a.all(xds.ListenerType)
 			}
 		}
 	}
 	for _, svc := range change.Clusters {
 		if a.scope.MaySee(svc) {
-			a.add(xds.ClusterType, xds.EndpointType)
+			a.clusters(svc, xds.ClusterType, xds.EndpointType)
 		}
 	}
 	for _, svc := range change.Endpoints {
 		if a.scope.MaySee(svc) && svc.Resolution == registry.Static {
-			a.add(xds.EndpointType)
+			a.clusters(svc, xds.EndpointType)
 			if len(svc.Addresses) == 0 || a.p.Interception == None {
-				a.add(xds.NameTableType)
+				a.all(xds.NameTableType)
 			}
 		}
 		if a.local(svc) && slices.ContainsFunc(svc.Ports, func(port registry.Port) bool { return port.TargetPortName != "" }) {
-			a.add(xds.ClusterType, xds.ListenerType, xds.RouteType)
+			a.all(xds.ClusterType, xds.ListenerType, xds.RouteType)
 		}
+	}
+}
+
+// clusters adds the clusters that a service has, had, or may have had: whatever subsets any rule speaks of.
+func (a *affected) clusters(svc *registry.Service, types ...string) {
+	subsets := append([]string{""}, a.s.SubsetNames(svc)...)
+	for _, versions := range a.change.Resources {
+		for _, r := range versions {
+			if rule, ok := r.Spec.(*networking.DestinationRule); ok {
+				for _, s := range rule.GetSubsets() {
+					subsets = append(subsets, s.GetName())
+				}
+			}
+		}
+	}
+	slices.Sort(subsets)
+	for _, subset := range slices.Compact(subsets) {
+		for port := range a.ports(svc) {
+			name := OutboundCluster(svc.Hostname, subset, port)
+			for _, t := range types {
+				a.touches.Add(t, name)
+			}
+		}
+	}
+}
+
+// ports are those of the service, and of others with its hostname, which it may have stood behind or put behind it.
+func (a *affected) ports(svc *registry.Service) map[uint32]bool {
+	ports := map[uint32]bool{}
+	for _, s := range append(a.s.Registry.Hosts(svc.Hostname), svc) {
+		for _, port := range s.Ports {
+			ports[port.Number] = true
+		}
+	}
+	return ports
+}
+
+// namesake adds everything where a service that came or went has a name by which documents may mean another one: which of
+// the two their rules are for is another question from now on.
+func (a *affected) namesake(svc *registry.Service) {
+	if a.s.Registry.Namesake(svc) {
+		a.all(xds.Order...)
 	}
 }
 
@@ -98,20 +135,20 @@ func (a *affected) resource(r *config.Resource) {
 		a.destinationRule(r, spec)
 	case *networking.Gateway:
 		if a.p.Type == Router && snapshot.Selects(spec.GetSelector(), a.p.Labels) {
-			a.add(xds.ListenerType, xds.RouteType)
+			a.all(xds.ListenerType, xds.RouteType)
 		}
 	case *networking.Sidecar:
 		if a.p.Type == Sidecar && near {
-			a.add(xds.Order...)
+			a.all(xds.Order...)
 		}
 	case *security.PeerAuthentication:
 		// What it means for callers shows in the endpoints and their clusters.
 		if a.p.Type == Sidecar && near {
-			a.add(xds.ListenerType)
+			a.all(xds.ListenerType)
 		}
 	case *security.AuthorizationPolicy:
 		if near && snapshot.Selects(spec.GetSelector().GetMatchLabels(), a.p.Labels) {
-			a.add(xds.ListenerType, xds.RouteType)
+			a.all(xds.ListenerType, xds.RouteType)
 		}
 	}
 }
@@ -120,13 +157,13 @@ func (a *affected) virtualService(r *config.Resource, spec *networking.VirtualSe
 	if !a.s.RuleVisibleTo(r, a.p.Namespace) || !a.bound(r, spec) {
 		return
 	}
-	a.add(xds.RouteType)
+	a.all(xds.RouteType)
 	if len(spec.GetTcp())+len(spec.GetTls()) > 0 {
-		a.add(xds.ListenerType)
+		a.all(xds.ListenerType)
 	}
 	// Where a Sidecar narrows the scope, rules widen it by what they route to.
 	if a.scope.Sidecar != nil {
-		a.add(xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.NameTableType)
+		a.all(xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.NameTableType)
 	}
 }
 
@@ -150,9 +187,23 @@ func (a *affected) destinationRule(r *config.Resource, spec *networking.Destinat
 	if r.Namespace != a.p.Namespace && !a.s.RuleVisibleTo(r, a.p.Namespace) {
 		return
 	}
-	a.add(xds.ClusterType, xds.EndpointType)
+	a.ruled(a.scope.Hostname(spec.GetHost(), r.Namespace))
 	// What consistent hashing goes by is in the routes. A rule without it may hide one with it, or have hidden it.
 	if snapshot.Hashes(spec) || a.s.AnyHashing() {
-		a.add(xds.RouteType)
+		a.all(xds.RouteType)
+	}
+}
+
+// ruled adds the clusters of the services that a rule's host, which may be a pattern, stands for.
+func (a *affected) ruled(host string) {
+	if svc := a.scope.Service(host); svc != nil {
+		a.clusters(svc, xds.ClusterType, xds.EndpointType)
+	}
+	if strings.HasPrefix(host, "*") {
+		for _, svc := range a.scope.Services {
+			if snapshot.MatchHost(host, svc.Hostname) {
+				a.clusters(svc, xds.ClusterType, xds.EndpointType)
+			}
+		}
 	}
 }

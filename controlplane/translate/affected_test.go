@@ -147,13 +147,32 @@ func TestAffectedNeverMissesAType(t *testing.T) {
 	}
 }
 
-func checkAffected(t *testing.T, what string, before, after map[string]map[string]string, affected []string) {
+func checkAffected(t *testing.T, what string, before, after map[string]map[string]string, affected xds.Touches) {
 	t.Helper()
 	for _, typeURL := range xds.Order {
-		if !maps.Equal(before[typeURL], after[typeURL]) && !slices.Contains(affected, typeURL) {
-			t.Errorf("%s: %s differs, and is not among %v", what, typeURL, affected)
+		touched := affected[typeURL]
+		for _, name := range differing(before[typeURL], after[typeURL]) {
+			if !touched.All && !slices.Contains(touched.Names, name) {
+				t.Errorf("%s: %s %s differs, and is not among %v", what, typeURL, name, touched.Names)
+			}
 		}
 	}
+}
+
+// differing are the names of which there are other versions, or one only before or after.
+func differing(before, after map[string]string) []string {
+	var out []string
+	for name, version := range after {
+		if before[name] != version {
+			out = append(out, name)
+		}
+	}
+	for name := range before {
+		if _, still := after[name]; !still {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // TestChangesTouchNoMoreThanTheyMust for the changes that there are most of.
@@ -178,7 +197,7 @@ func TestChangesTouchNoMoreThanTheyMust(t *testing.T) {
 		{"a policy of all", affectedSteps[17], sidecar, []string{lds, rds}},
 	} {
 		change := m.step(tc.step)
-		if got := translate.Affected(m.snap, proxy(t, tc.proxy), change); !slices.Equal(got, tc.want) {
+		if got := translate.Affected(m.snap, proxy(t, tc.proxy), change).Types(); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, not %v", tc.name, got, tc.want)
 		}
 	}
@@ -187,7 +206,7 @@ func TestChangesTouchNoMoreThanTheyMust(t *testing.T) {
 func TestMeshConfigurationAffectsAll(t *testing.T) {
 	m := newTestMesh(t, nil, affectedMesh)
 	m.mesh = &meshconfig.MeshConfig{AccessLogFile: "/dev/null"}
-	if got := translate.Affected(m.snap, proxy(t, affectedProxies[0]), m.rebuild(nil)); !slices.Equal(got, xds.Order) {
+	if got := translate.Affected(m.snap, proxy(t, affectedProxies[0]), m.rebuild(nil)).Types(); !slices.Equal(got, xds.Order) {
 		t.Errorf("affected: %v", got)
 	}
 }

@@ -122,7 +122,7 @@ func BenchmarkEndpointChange(b *testing.B) {
 		b.StartTimer()
 		change := m.rebuild([]config.Key{resources[0].Key})
 		for _, p := range proxies {
-			if got := translate.Affected(m.snap, p, change); len(got) != 2 || got[0] != xds.EndpointType || got[1] != xds.NameTableType {
+			if got := translate.Affected(m.snap, p, change).Types(); len(got) != 2 || got[0] != xds.EndpointType || got[1] != xds.NameTableType {
 				b.Fatalf("affected: %v", got)
 			}
 			if _, err := translate.Endpoints(m.snap, p, names); err != nil {
@@ -147,7 +147,7 @@ func BenchmarkRuleChange(b *testing.B) {
 		b.StartTimer()
 		change := m.rebuild([]config.Key{resources[0].Key})
 		for _, p := range proxies {
-			if got := translate.Affected(m.snap, p, change); len(got) != 1 || got[0] != xds.RouteType {
+			if got := translate.Affected(m.snap, p, change).Types(); len(got) != 1 || got[0] != xds.RouteType {
 				b.Fatalf("affected: %v", got)
 			}
 			if _, err := translate.Routes(m.snap, p, []string{"http_proxy"}); err != nil {

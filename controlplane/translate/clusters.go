@@ -1,6 +1,8 @@
 package translate
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -35,6 +37,60 @@ func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 		}
 	}
 	return out, nil
+}
+
+// NamedClusters are those of the proxy's clusters that are named, in the order of the names; names that lead nowhere are
+// left out.
+func NamedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
+	var out []*xds.Resource
+	own := map[string]bool{}
+	for _, name := range names {
+		c, ok := findOutbound(s, p, name)
+		if !ok {
+			own[name] = true
+			continue
+		}
+		r, err := c.resource(s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	if !slices.ContainsFunc(names, func(name string) bool { return own[name] && !strings.HasPrefix(name, "outbound|") }) {
+		return out, nil
+	}
+	for _, c := range p.capture().ownClusters(s, p) {
+		if !own[c.Name] {
+			continue
+		}
+		r, err := xds.NewResource(c.Name, c)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// findOutbound finds the cluster of a name among those of the services that the proxy sees.
+func findOutbound(s *snapshot.Snapshot, p *Proxy, name string) (outbound, bool) {
+	host, subset, number, ok := parseOutbound(name)
+	if !ok {
+		return outbound{}, false
+	}
+	scope := p.scope(s)
+	svc := scope.Service(host)
+	if svc == nil {
+		return outbound{}, false
+	}
+	port, found := svc.Port(number)
+	rule := scope.DestinationRule(svc)
+	if !found || port.Protocol == registry.UDP || subset != "" && rule.Subset(subset) == nil {
+		return outbound{}, false
+	}
+	c := newOutbound(s, p, svc, number, rule)
+	c.subset = subset
+	return c, true
 }
 
 // outbound is one cluster of a service's port, and the key of its resource: all that it depends on.

@@ -38,23 +38,10 @@ func assignments(s *snapshot.Snapshot, p *Proxy, names []string) []outbound {
 		}
 		return out
 	}
-	scope := p.scope(s)
 	for _, name := range names {
-		host, subset, port, ok := parseOutbound(name)
-		if !ok {
-			continue
+		if c, ok := findOutbound(s, p, name); ok && c.svc.Resolution == registry.Static {
+			out = append(out, c)
 		}
-		svc := scope.Service(host)
-		if svc == nil || svc.Resolution != registry.Static {
-			continue
-		}
-		rule := scope.DestinationRule(svc)
-		if _, found := svc.Port(port); !found || subset != "" && rule.Subset(subset) == nil {
-			continue
-		}
-		c := newOutbound(s, p, svc, port, rule)
-		c.subset = subset
-		out = append(out, c)
 	}
 	return out
 }

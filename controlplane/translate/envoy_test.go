@@ -146,7 +146,7 @@ func (c client) of(s xds.State) (*snapshot.Snapshot, *translate.Proxy) {
 	return st.snap, c.p
 }
 
-func (c client) Affected(s xds.State, change xds.Change) []string {
+func (c client) Affected(s xds.State, change xds.Change) xds.Touches {
 	snap, p := c.of(s)
 	return translate.Affected(snap, p, change.(snapshot.Change))
 }

@@ -15,7 +15,7 @@ import (
 type shared struct{}
 
 func (s *shared) Connect(context.Context, *corev3.Node, Peer) (Proxy, error) { return s, nil }
-func (s *shared) Affected(State, Change) []string                            { return []string{cds} }
+func (s *shared) Affected(State, Change) Touches                             { return Touches{cds: {All: true}} }
 func (s *shared) Generate(state State, _ string, _ bool, _ []string) ([]*Resource, error) {
 	return state.([]*Resource), nil
 }

@@ -94,7 +94,7 @@ func (c *connection) answerFirst(sub *subscription, a ask) error {
 	d := sub.diff(want, forced)
 	missing := without(a.names, want)
 	if removedLast(sub.typeURL) {
-		c.removeLater(sub, d.removed)
+		c.removeLater(sub, d.removed, Touched{All: true})
 		if len(d.removed) > 0 {
 			c.awaitQuiet()
 		}

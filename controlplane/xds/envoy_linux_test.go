@@ -70,7 +70,7 @@ func (r resources) without(t testing.TB, typeURL, name string) resources {
 type real struct{}
 
 func (real) Connect(context.Context, *corev3.Node, Peer) (Proxy, error) { return real{}, nil }
-func (real) Affected(_ State, c Change) []string                        { return c.(changed) }
+func (real) Affected(_ State, c Change) Touches                         { return c.(changed).touches() }
 func (real) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
 	var out []*Resource
 	for name, r := range state.(resources)[typeURL] {

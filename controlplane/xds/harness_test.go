@@ -73,6 +73,19 @@ type changed []string
 
 func (c changed) Merge(next Change) Change { return append(slices.Clone(c), next.(changed)...) }
 
+// touches: a type, or a type and a name of it after a blank.
+func (c changed) touches() Touches {
+	touches := Touches{}
+	for _, one := range c {
+		if typeURL, name, named := strings.Cut(one, " "); named {
+			touches.Add(typeURL, name)
+		} else {
+			touches.AddAll(typeURL)
+		}
+	}
+	return touches
+}
+
 // fake is a Source, and the Proxy of every client.
 type fake struct {
 	refuse error
@@ -95,7 +108,7 @@ func (f *fake) count() int {
 	return f.calls
 }
 
-func (f *fake) Affected(_ State, change Change) []string { return change.(changed) }
+func (f *fake) Affected(_ State, change Change) Touches { return change.(changed).touches() }
 
 func (f *fake) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
 	f.mu.Lock()

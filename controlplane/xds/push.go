@@ -23,13 +23,20 @@ func (c *connection) handlePush() error {
 		c.pushing = false
 		c.mu.Unlock()
 	}()
-	touched := c.touched(p.change)
-	for _, sub := range touched {
-		if err := c.update(sub); err != nil {
+	touches := c.touched(p.change)
+	touched := 0
+	for _, typeURL := range Order {
+		sub, ok := c.subs[typeURL]
+		t, concerned := touches[typeURL]
+		if !ok || !concerned && sub.failed == nil {
+			continue
+		}
+		touched++
+		if err := c.update(sub, t); err != nil {
 			return err
 		}
 	}
-	if len(touched) == 0 {
+	if touched == 0 {
 		return nil
 	}
 	if !c.settling {
@@ -41,27 +48,19 @@ func (c *connection) handlePush() error {
 	return nil
 }
 
-// touched gives the subscriptions that a change may concern, in the order of sending. A type that could not be
-// generated before is tried again.
-func (c *connection) touched(change Change) []*subscription {
-	types, err := c.affected(change)
+// touched says what a change may concern. What cannot be told is everything.
+func (c *connection) touched(change Change) Touches {
+	touches, err := c.affected(change)
 	if err != nil {
 		c.log.Error("cannot tell what a change affects; everything is generated", "error", err)
-		types = Order
+		return Everything()
 	}
-	var subs []*subscription
-	for _, typeURL := range Order {
-		sub, ok := c.subs[typeURL]
-		if ok && (slices.Contains(types, typeURL) || sub.failed != nil) {
-			subs = append(subs, sub)
-		}
-	}
-	return subs
+	return touches
 }
 
-func (c *connection) affected(change Change) (types []string, err error) {
+func (c *connection) affected(change Change) (touches Touches, err error) {
 	if change == nil {
-		return Order, nil
+		return Everything(), nil
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -71,24 +70,42 @@ func (c *connection) affected(change Change) (types []string, err error) {
 	return c.proxy.Affected(c.state, change), nil
 }
 
-// update sends what the client lacks of one type, and notes what has to be removed later.
-func (c *connection) update(sub *subscription) error {
+// update sends what the client lacks of what was touched of one type, and notes what has to be removed later. A type that
+// could not be generated before is tried again whole.
+func (c *connection) update(sub *subscription, t Touched) error {
+	t.All = t.All || sub.failed != nil
 	if c.wire.protocol() == sotwProtocol {
-		return c.updateSotw(sub)
+		return c.updateSotw(sub, t)
 	}
-	want, err := c.generate(sub, sub.wildcard, mapKeys(sub.names))
+	d, err := c.compare(sub, t)
 	if err != nil {
 		return nil
 	}
-	d := sub.diff(want, nil)
 	if removedLast(sub.typeURL) {
-		c.removeLater(sub, d.removed)
+		c.removeLater(sub, d.removed, t)
 		d.removed = nil
 	}
 	if err := c.deliver(sub, d.send, d.removed, false); err != nil {
 		return err
 	}
 	return c.deliverAgain(sub, d)
+}
+
+// compare generates what was touched, as far as the client subscribes to it, and compares it with what the client has.
+func (c *connection) compare(sub *subscription, t Touched) (difference, error) {
+	if t.All {
+		want, err := c.generate(sub, sub.wildcard, mapKeys(sub.names))
+		if err != nil {
+			return difference{}, err
+		}
+		return sub.diff(want, nil), nil
+	}
+	names := sub.wanted(t.Names)
+	want, err := c.generate(sub, false, names)
+	if err != nil {
+		return difference{}, err
+	}
+	return sub.diffOf(names, want), nil
 }
 
 func (c *connection) deliverAgain(sub *subscription, d difference) error {
@@ -104,11 +121,16 @@ func (c *connection) deliverAgain(sub *subscription, d difference) error {
 // them. A listener goes together with what replaces it, which may want the same address.
 func removedLast(typeURL string) bool { return typeURL == ClusterType || typeURL == EndpointType }
 
-// removeLater notes removals for the end of the push, in place of those that were noted before.
-func (c *connection) removeLater(sub *subscription, names []string) {
+// removeLater notes removals for the end of the push, in place of those that were noted before of what was touched.
+func (c *connection) removeLater(sub *subscription, names []string, t Touched) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	clear(sub.removing)
+	if t.All {
+		clear(sub.removing)
+	}
+	for _, name := range t.Names {
+		delete(sub.removing, name)
+	}
 	for _, name := range names {
 		sub.removing[name] = struct{}{}
 	}

@@ -101,10 +101,56 @@ type Source interface {
 	Connect(ctx context.Context, node *corev3.Node, peer Peer) (Proxy, error)
 }
 
+// Touched is what of one type a change may concern for one client.
+type Touched struct {
+	// All: any resource of the type may differ, come or go.
+	All bool
+	// Names, where not All: only these may differ, come or go. They may be named twice, and there may be none of the name.
+	Names []string
+}
+
+// Touches is what a change may concern for one client, by type.
+type Touches map[string]Touched
+
+// Add adds names of a type.
+func (t Touches) Add(typeURL string, names ...string) {
+	touched := t[typeURL]
+	if !touched.All {
+		touched.Names = append(touched.Names, names...)
+	}
+	t[typeURL] = touched
+}
+
+// AddAll adds all of the types.
+func (t Touches) AddAll(types ...string) {
+	for _, typeURL := range types {
+		t[typeURL] = Touched{All: true}
+	}
+}
+
+// Types are those of which anything is touched, in the order of sending.
+func (t Touches) Types() []string {
+	var types []string
+	for _, typeURL := range Order {
+		if touched := t[typeURL]; touched.All || len(touched.Names) > 0 {
+			types = append(types, typeURL)
+		}
+	}
+	return types
+}
+
+// Everything touches all of all types.
+func Everything() Touches {
+	t := Touches{}
+	t.AddAll(Order...)
+	return t
+}
+
 // Proxy makes the resources of one client. The server calls it from one goroutine at a time.
 type Proxy interface {
-	// Affected gives the types whose resources may differ for this client after the change; none means: nothing to do.
-	Affected(state State, change Change) []string
+	// Affected says what may differ for this client after the change; nothing means: nothing to do. What is not named is
+	// neither generated nor removed, so that a change costs what it concerns, and not what there is.
+	Affected(state State, change Change) Touches
 	// Generate gives the resources of a type: all that the client should have when wildcard, and besides those that it
 	// names. A name without a resource is left out. The order is free; names are unique.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)

@@ -71,22 +71,27 @@ func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty boo
 
 // updateSotw sends what changed of one type: the whole type if a response has to be complete, because what is missing
 // from it is removed by that. Clusters that go are listed until the other types no longer refer to them.
-func (c *connection) updateSotw(sub *subscription) error {
+func (c *connection) updateSotw(sub *subscription, t Touched) error {
+	if !impliesWildcard(sub.typeURL) {
+		d, err := c.compare(sub, t)
+		if err != nil {
+			return nil
+		}
+		return c.updateNamedSotw(sub, d)
+	}
 	want, err := c.generate(sub, sub.wildcard, mapKeys(sub.names))
 	if err != nil {
 		return nil
 	}
 	d := sub.diff(want, nil)
 	switch {
-	case !impliesWildcard(sub.typeURL):
-		return c.updateNamedSotw(sub, d)
 	case len(d.send) == 0 && len(d.removed) == 0:
 		return nil
 	case !removedLast(sub.typeURL) || len(d.removed) == 0:
-		c.removeLater(sub, nil)
+		c.removeLater(sub, nil, Touched{All: true})
 		return c.deliver(sub, want, nil, true)
 	}
-	c.removeLater(sub, d.removed)
+	c.removeLater(sub, d.removed, Touched{All: true})
 	if len(d.send) == 0 { // removeSotw does it all
 		return nil
 	}

@@ -75,16 +75,55 @@ type difference struct {
 	removed []string
 }
 
-// diff compares what the client should have with what it has. Forced names are sent although the client has them.
+// diff compares all that the client should have with what it has. Forced names are sent although the client has them.
 func (s *subscription) diff(want []*Resource, forced map[string]struct{}) difference {
-	var d difference
-	var again, suspects []*Resource
+	d := s.lacking(want, forced)
 	present := 0
 	for _, r := range want {
-		version, known := s.known[r.Name]
-		if known {
+		if _, known := s.known[r.Name]; known {
 			present++
 		}
+	}
+	if present < len(s.known) {
+		d.removed = s.absent(want)
+	}
+	return d
+}
+
+// diffOf compares some names only: want is what there is of them.
+func (s *subscription) diffOf(names []string, want []*Resource) difference {
+	d := s.lacking(want, nil)
+	there := make(map[string]struct{}, len(want))
+	for _, r := range want {
+		there[r.Name] = struct{}{}
+	}
+	for _, name := range names {
+		_, known := s.known[name]
+		if _, ok := there[name]; known && !ok {
+			d.removed = append(d.removed, name)
+		}
+	}
+	return d
+}
+
+// wanted gives those of the names that the client subscribes to, each once, sorted.
+func (s *subscription) wanted(names []string) []string {
+	var out []string
+	for _, name := range names {
+		if _, named := s.names[name]; named || s.wildcard {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// lacking gives what of want has to be sent.
+func (s *subscription) lacking(want []*Resource, forced map[string]struct{}) difference {
+	var d difference
+	var again, suspects []*Resource
+	for _, r := range want {
+		version, known := s.known[r.Name]
 		_, force := forced[r.Name]
 		refused, wasRefused := s.refused[r.Name]
 		wasRefused = wasRefused && refused.version == r.Version
@@ -98,9 +137,6 @@ func (s *subscription) diff(want []*Resource, forced map[string]struct{}) differ
 		default:
 			again = append(again, r)
 		}
-	}
-	if present < len(s.known) {
-		d.removed = s.absent(want)
 	}
 	d.again = parts(again, maxParts)
 	d.again = append(d.again, parts(suspects, len(suspects))...)
