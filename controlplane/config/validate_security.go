@@ -36,9 +36,7 @@ func (s scope) selector(selector *typev1beta1.WorkloadSelector) {
 func validateAuthorizationPolicy(s scope, p *security.AuthorizationPolicy) {
 	s.field("selector").selector(p.GetSelector())
 	s.policyAction(p)
-	if p.GetSelector() != nil && (p.GetTargetRef() != nil || len(p.GetTargetRefs()) > 0) {
-		s.field("selector").refuse("", "excludes targetRefs", "keep either")
-	}
+	s.targets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
 	for i, rule := range p.GetRules() {
 		s.item("rules", i).rule(rule)
 	}
@@ -116,9 +114,24 @@ func (s scope) source(source *security.Source) {
 			}
 		}
 	}
+	for _, name := range []string{"requestPrincipals", "notRequestPrincipals"} {
+		s.field(name).requestPrincipals(lists[name])
+	}
 	if len(lists["serviceAccounts"])+len(lists["notServiceAccounts"]) > 0 &&
 		len(lists["principals"])+len(lists["notPrincipals"])+len(lists["namespaces"])+len(lists["notNamespaces"]) > 0 {
 		s.field("serviceAccounts").refuse("", "excludes principals and namespaces", "use either")
+	}
+}
+
+// requestPrincipals checks values of the form issuer/subject.
+func (s scope) requestPrincipals(list []string) {
+	for i, v := range list {
+		switch n := strings.Count(v, "/"); {
+		case n > MaxRequestPrincipalSlashes:
+			s.index(i).refuse(v, fmt.Sprintf("there are %d slashes in it; at most %d are taken", n, MaxRequestPrincipalSlashes), "use a condition on request.auth.claims[iss] and [sub]")
+		case n == 0 && !strings.Contains(v, "*"):
+			s.index(i).warn(v, "a request principal is ISSUER/SUBJECT: it will match none", "as in \"https://issuer.example/*\"")
+		}
 	}
 }
 
@@ -203,6 +216,9 @@ const (
 	MaxPolicyHost = 255
 	// MaxPolicyValue is SPIFFE's limit of an identity.
 	MaxPolicyValue = 2048
+	// MaxRequestPrincipalSlashes bounds what a request principal is compared with: a slash may be a part of the issuer, or
+	// of the subject, or between them.
+	MaxRequestPrincipalSlashes = 32
 )
 
 func valueLimit(list string) int {
@@ -244,6 +260,9 @@ func (s scope) condition(c *security.Condition) {
 		}
 	}
 	switch c.GetKey() {
+	case "request.auth.principal":
+		s.field("values").requestPrincipals(c.GetValues())
+		s.field("notValues").requestPrincipals(c.GetNotValues())
 	case "source.ip", "remote.ip", "destination.ip":
 		s.field("values").cidrs(c.GetValues())
 		s.field("notValues").cidrs(c.GetNotValues())

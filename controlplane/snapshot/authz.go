@@ -31,20 +31,16 @@ func newAuthz(resources []*config.Resource, rootNamespace string) *authz {
 // those of its own, by name.
 func (s *Snapshot) Policies(namespace string, labels map[string]string) []Policy {
 	a := s.authz
-	out := selectPolicies(nil, a.byNamespace[a.root], labels)
+	out := selectPolicies(nil, a.byNamespace[a.root], namespace, labels)
 	if namespace != a.root {
-		out = selectPolicies(out, a.byNamespace[namespace], labels)
+		out = selectPolicies(out, a.byNamespace[namespace], namespace, labels)
 	}
 	return out
 }
 
-func selectPolicies(out, policies []Policy, labels map[string]string) []Policy {
+func selectPolicies(out, policies []Policy, namespace string, labels map[string]string) []Policy {
 	for _, p := range policies {
-		// A policy for a waypoint or a gateway class (targetRef) is not one for the workloads of its namespace.
-		if p.Spec.GetTargetRef() != nil || len(p.Spec.GetTargetRefs()) > 0 {
-			continue
-		}
-		if Selects(p.Spec.GetSelector().GetMatchLabels(), labels) {
+		if PolicyApplies(p.Spec, p.Namespace == namespace, labels) {
 			out = append(out, p)
 		}
 	}

@@ -44,6 +44,7 @@ func Diff(prev, next *Snapshot, changed []config.Key) Change {
 	for _, kind := range indexed {
 		c.diffResources(prev.resources[kind], next.resources[kind])
 	}
+	c.diffKeys(prev, next)
 	c.diffServices(prev, next)
 	return c
 }

@@ -5,8 +5,14 @@ import "strings"
 // KnownCondition says whether an AuthorizationPolicy's condition of this key is enforced.
 func KnownCondition(key string) bool {
 	switch key {
-	case "source.ip", "source.namespace", "source.principal", "remote.ip", "destination.ip", "destination.port", "connection.sni":
+	case "source.ip", "source.namespace", "source.principal", "source.serviceAccount", "remote.ip", "destination.ip", "destination.port",
+		"connection.sni", "request.auth.principal", "request.auth.audiences", "request.auth.presenter":
 		return true
 	}
-	return strings.HasPrefix(key, "request.headers[") && strings.HasSuffix(key, "]")
+	for _, prefix := range []string{"request.headers[", "request.auth.claims[", "experimental.envoy.filters."} {
+		if strings.HasPrefix(key, prefix) && strings.HasSuffix(key, "]") {
+			return true
+		}
+	}
+	return false
 }

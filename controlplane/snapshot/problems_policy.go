@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // policy warns of what an AuthorizationPolicy says and is not enforced as written. What cannot be enforced never opens a
@@ -15,23 +17,28 @@ func (c *checker) policy(p Policy) {
 	case security.AuthorizationPolicy_AUDIT:
 		c.warn(p.Resource, "spec.action", "AUDIT", "auditing is not supported: the policy has no effect", "use ALLOW or DENY")
 	}
-	if p.Spec.GetTargetRef() != nil || len(p.Spec.GetTargetRefs()) > 0 {
-		c.warn(p.Resource, "spec.targetRefs", "", "policies for a targetRef are not supported: the policy has no effect", "select the workloads by label with spec.selector")
-	}
+	c.targets(p.Resource, p.Spec)
 	for i, rule := range p.Spec.GetRules() {
-		for j, from := range rule.GetFrom() {
-			source := from.GetSource()
-			if len(source.GetRequestPrincipals())+len(source.GetNotRequestPrincipals()) > 0 {
-				c.warn(p.Resource, fmt.Sprintf("spec.rules[%d].from[%d].source", i, j), "requestPrincipals",
-					"tokens of requests are not verified here: no request has a request principal", "use principals")
-			}
-		}
 		for j, when := range rule.GetWhen() {
 			if !KnownCondition(when.GetKey()) {
 				c.warn(p.Resource, fmt.Sprintf("spec.rules[%d].when[%d].key", i, j), when.GetKey(),
 					"the condition is not supported: an ALLOW rule with it never matches, a DENY rule matches without regard to it",
-					"use request.headers[…], source.ip, source.namespace, source.principal, remote.ip, destination.ip, destination.port or connection.sni")
+					"use an attribute of Istio's AuthorizationPolicy conditions")
 			}
+		}
+	}
+}
+
+// targets warns of what a policy is for and nothing here is.
+func (c *checker) targets(r *config.Resource, p targeted) {
+	refs := p.GetTargetRefs()
+	if ref := p.GetTargetRef(); ref != nil {
+		refs = append(refs[:len(refs):len(refs)], ref)
+	}
+	for i, ref := range refs {
+		if !TargetsGateway(ref) {
+			c.warn(r, fmt.Sprintf("spec.targetRefs[%d]", i), ref.GetKind(), "there are no waypoints here: the policy has no effect on such a target",
+				"select the workloads by label with spec.selector")
 		}
 	}
 }

@@ -23,6 +23,8 @@ type Inputs struct {
 	Domain string
 	// Virtual is the network of addresses for services without one, if any (see registry.Options).
 	Virtual netip.Prefix
+	// Keys are those of token issuers that were fetched. A changed set has to be another pointer.
+	Keys *KeySets
 }
 
 // Snapshot is the mesh at one moment. It is immutable and safe for concurrent use.
@@ -42,9 +44,12 @@ type Snapshot struct {
 	world     *world
 	peerAuth  *peerAuth
 	authz     *authz
-	gateways  []Gateway
-	instances map[*registry.Service]*Instances
-	selecting map[string][]*registry.Service // services with a selector, by namespace
+	// requestAuth and keys are which tokens are taken, and the keys of their issuers.
+	requestAuth *requestAuth
+	keys        *KeySets
+	gateways    []Gateway
+	instances   map[*registry.Service]*Instances
+	selecting   map[string][]*registry.Service // services with a selector, by namespace
 
 	checked *check
 }
@@ -97,7 +102,7 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	if b.all {
 		b.keys = nil
 	}
-	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, Own: newCache(), Mesh: b.prev.Mesh}
+	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, Own: newCache(), Mesh: b.prev.Mesh, keys: in.Keys}
 	if b.next.Mesh == nil || b.prev.given != in.Mesh {
 		b.next.Mesh = WithDefaults(in.Mesh)
 	}
@@ -136,6 +141,10 @@ func (b *build) buildRegistry() {
 func (b *build) buildPolicies() {
 	root := b.next.Mesh.GetRootNamespace()
 	b.next.peerAuth, b.next.authz, b.next.gateways = b.prev.peerAuth, b.prev.authz, b.prev.gateways
+	b.next.requestAuth = b.prev.requestAuth
+	if b.changes(config.RequestAuthentication) {
+		b.next.requestAuth = newRequestAuth(b.next.resources[config.RequestAuthentication], root)
+	}
 	if b.changes(config.PeerAuthentication) {
 		b.next.peerAuth = newPeerAuth(b.next.resources[config.PeerAuthentication], root)
 	}

@@ -147,8 +147,12 @@ func (a *affected) resource(r *config.Resource) {
 			a.all(xds.ListenerType)
 		}
 	case *security.AuthorizationPolicy:
-		if near && snapshot.Selects(spec.GetSelector().GetMatchLabels(), a.p.Labels) {
+		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
 			a.all(xds.ListenerType, xds.RouteType)
+		}
+	case *security.RequestAuthentication:
+		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
+			a.all(xds.ListenerType)
 		}
 	}
 }

@@ -76,6 +76,8 @@ metadata: {name: edge, namespace: edge}
 spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}, {port: {number: 3306, name: tcp, protocol: TCP}, hosts: ["*"]}]}
 `
 
+const requestAuthenticationStep = "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: tokens, namespace: one}\nspec: {selector: {matchLabels: {app: a}}, jwtRules: [{issuer: i, jwksUri: 'https://i.example/keys'}]}"
+
 // affectedSteps are changes, one after the other; a name alone is a removal.
 var affectedSteps = []string{
 	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-1, namespace: one}\nspec: {address: 127.203.20.1, serviceAccount: a, ports: {web: 8080}, labels: {app: a, version: v1, security.istio.io/tlsMode: istio}}",
@@ -105,6 +107,9 @@ var affectedSteps = []string{
 	"apiVersion: v1\nkind: Service\nmetadata: {name: b, namespace: two}\nspec: {selector: {app: b}, ports: [{name: http, port: 80, targetPort: 8080}, {name: http-two, port: 82}]}",
 	"apiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: edge}\nspec: {selector: {istio: edge}, ports: [{name: http, port: 80, targetPort: 8090}]}",
 	"apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: one}\nspec: {selector: {app: other}, ports: [{name: http, port: 80}]}",
+	requestAuthenticationStep, strings.Replace(requestAuthenticationStep, "namespace: one", "namespace: istio-system", 1),
+	strings.Replace(requestAuthenticationStep, "{matchLabels: {app: a}}", "{matchLabels: {app: other}}", 1),
+	"RequestAuthentication istio-system/tokens",
 	"VirtualService two/db", "VirtualService one/a", "VirtualService one/edge", "DestinationRule one/a", "DestinationRule two/private",
 	"Gateway edge/other", "PeerAuthentication one/default", "AuthorizationPolicy istio-system/all", "Sidecar narrow/default",
 	"Sidecar istio-system/default", "ServiceEntry far/out", "ServiceEntry far/any", "WorkloadEntry one/a-3", "Service two/grpc", "Service one/a",

@@ -72,6 +72,7 @@ func normalizePath(m *hcmv3.HttpConnectionManager, how meshconfig.MeshConfig_Pro
 func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	if t.side != outboundSide {
+		out = append(out, v.jwtFilters()...)
 		out = append(out, rbacFilters()...)
 	}
 	if t.side != inboundSide {

@@ -22,6 +22,7 @@ type testMesh struct {
 	t     testing.TB
 	store *config.MemoryStore
 	mesh  *meshconfig.MeshConfig
+	keys  *snapshot.KeySets
 	snap  *snapshot.Snapshot
 }
 
@@ -35,7 +36,9 @@ func newTestMesh(t testing.TB, mesh *meshconfig.MeshConfig, documents ...string)
 	return m
 }
 
-func (m *testMesh) inputs() snapshot.Inputs { return snapshot.Inputs{Store: m.store, Mesh: m.mesh} }
+func (m *testMesh) inputs() snapshot.Inputs {
+	return snapshot.Inputs{Store: m.store, Mesh: m.mesh, Keys: m.keys}
+}
 
 // apply puts documents and builds the next snapshot.
 func (m *testMesh) apply(document string) snapshot.Change {

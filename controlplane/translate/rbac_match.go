@@ -115,9 +115,6 @@ func trustDomainPrincipal(v string) *rbacv3.Principal {
 	return authenticated(regex("spiffe://" + parsePattern(v).expression("[^/]*") + "/.*"))
 }
 
-// requestPrincipal matches nothing: no tokens of requests are verified here.
-func requestPrincipal(string) *rbacv3.Principal { return never() }
-
 // cidr reads an address or a block.
 func cidr(v string) *corev3.CidrRange {
 	p, err := netip.ParsePrefix(v)
@@ -213,6 +210,11 @@ func pathFits(v string) bool {
 	}
 	_, err := config.EnvoyPathTemplate(v)
 	return err == nil
+}
+
+// requestPrincipalFits says whether a request principal has so few slashes that each can be the one between its parts.
+func requestPrincipalFits(v string) bool {
+	return strings.Count(v, "/") <= config.MaxRequestPrincipalSlashes
 }
 
 // hostFits says whether Envoy takes the expression that a host becomes.

@@ -83,7 +83,7 @@ func (c ruleCompiler) source(s *security.Source) ([]*rbacv3.Principal, bool) {
 	ids.add(s.GetTrustDomains(), s.GetNotTrustDomains(), trustDomainPrincipal)
 	ids.add(s.GetIpBlocks(), s.GetNotIpBlocks(), connectionPrincipal)
 	ids.addRequest(s.GetRemoteIpBlocks(), s.GetNotRemoteIpBlocks(), remotePrincipal)
-	ids.addRequest(s.GetRequestPrincipals(), s.GetNotRequestPrincipals(), requestPrincipal)
+	ids.addFitting(s.GetRequestPrincipals(), s.GetNotRequestPrincipals(), requestPrincipalFits, requestPrincipal)
 	return ids.ids, !ids.impossible
 }
 
@@ -109,6 +109,18 @@ func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principa
 			ids.add(values, not, c.principal)
 		case key == "source.namespace":
 			ids.add(values, not, namespacePrincipal)
+		case key == "source.serviceAccount":
+			ids.add(values, not, c.serviceAccountPrincipal)
+		case key == "request.auth.principal":
+			ids.addFitting(values, not, requestPrincipalFits, requestPrincipal)
+		case key == "request.auth.audiences":
+			ids.addRequest(values, not, claimPrincipal([]string{"aud"}))
+		case key == "request.auth.presenter":
+			ids.addRequest(values, not, claimPrincipal([]string{"azp"}))
+		case claimPath(key) != nil:
+			ids.addRequest(values, not, claimPrincipal(claimPath(key)))
+		case strings.HasPrefix(key, filterMetadataKey) && strings.HasSuffix(key, "]"):
+			rules.add(values, not, metadataPermission(key))
 		case key == "remote.ip":
 			ids.addRequest(values, not, remotePrincipal)
 		case key == "destination.ip":
@@ -157,6 +169,15 @@ func (l *idList) addRequest(values, not []string, match func(string) *rbacv3.Pri
 	case !l.c.deny:
 		l.impossible = true
 	}
+}
+
+// addFitting is addRequest for values of which not all can be matched.
+func (l *idList) addFitting(values, not []string, fits func(string) bool, match func(string) *rbacv3.Principal) {
+	if !fit(values, not, fits) {
+		l.impossible = l.impossible || !l.c.deny
+		return
+	}
+	l.addRequest(values, not, match)
 }
 
 // ruleList collects conditions on what is called.

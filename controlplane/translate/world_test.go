@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -49,7 +50,11 @@ func newWorld(t *testing.T, version string, network int, documents ...string) *w
 	return w
 }
 
+// text fills in the world's network. A number beyond 255 is a tenth of one: 173004 is 127.173.40 to 127.173.49.
 func (w *world) text(s string) string {
+	if w.network > 255 {
+		return regexp.MustCompile(`NET\.(\d)\.`).ReplaceAllString(s, fmt.Sprintf("127.%d.%d$1.", w.network/1000, w.network%1000))
+	}
 	return strings.ReplaceAll(s, "NET", fmt.Sprintf("127.%d", w.network))
 }
 

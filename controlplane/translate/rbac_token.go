@@ -1,0 +1,128 @@
+package translate
+
+import (
+	"strings"
+
+	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+)
+
+// metadataPrincipal matches what a filter left in a request's metadata.
+func metadataPrincipal(filter string, path []string, value *matcherv3.ValueMatcher) *rbacv3.Principal {
+	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Metadata{Metadata: metadataMatcher(filter, path, value)}}
+}
+
+func metadataMatcher(filter string, path []string, value *matcherv3.ValueMatcher) *matcherv3.MetadataMatcher {
+	m := &matcherv3.MetadataMatcher{Filter: filter, Value: value}
+	for _, key := range path {
+		m.Path = append(m.Path, &matcherv3.MetadataMatcher_PathSegment{
+			Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key},
+		})
+	}
+	return m
+}
+
+func stringValue(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
+	return &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{StringMatch: m}}
+}
+
+func listValue(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
+	return &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_ListMatch{ListMatch: &matcherv3.ListMatcher{
+		MatchPattern: &matcherv3.ListMatcher_OneOf{OneOf: stringValue(m)},
+	}}}
+}
+
+// stringOrList matches a text, or one of a list of them, as claims may be either.
+func stringOrList(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
+	return &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_OrMatch{OrMatch: &matcherv3.OrMatcher{
+		ValueMatchers: []*matcherv3.ValueMatcher{stringValue(m), listValue(m)},
+	}}}
+}
+
+// claimPrincipal matches a claim of the request's token.
+func claimPrincipal(path []string) func(string) *rbacv3.Principal {
+	return func(v string) *rbacv3.Principal {
+		return metadataPrincipal(jwtFilterName, append([]string{tokenPayload}, path...), stringOrList(parsePattern(v).matcher()))
+	}
+}
+
+// requestPrincipal matches "issuer/subject" of the request's token. Both may have slashes of their own, so each slash of
+// the value may be the one between them.
+func requestPrincipal(v string) *rbacv3.Principal {
+	issuer := func(m *matcherv3.StringMatcher) *rbacv3.Principal {
+		return metadataPrincipal(jwtFilterName, []string{tokenPayload, "iss"}, stringValue(m))
+	}
+	subject := func(m *matcherv3.StringMatcher) *rbacv3.Principal {
+		return metadataPrincipal(jwtFilterName, []string{tokenPayload, "sub"}, stringValue(m))
+	}
+	something := func() *matcherv3.StringMatcher { return regex(".+") }
+	p := parsePattern(v)
+	if p.some {
+		return andIDs([]*rbacv3.Principal{issuer(something()), subject(something())})
+	}
+	var ways []*rbacv3.Principal
+	both := func(i, s *matcherv3.StringMatcher) {
+		ways = append(ways, andIDs([]*rbacv3.Principal{issuer(i), subject(s)}))
+	}
+	for i := range p.text {
+		if p.text[i] != '/' {
+			continue
+		}
+		before, after := p.text[:i], p.text[i+1:]
+		switch {
+		case p.isPrefix:
+			both(exact(before), prefixOrAny(after))
+		case p.isSuffix:
+			both(suffixOrAny(before), exact(after))
+		default:
+			both(exact(before), exact(after))
+		}
+	}
+	switch {
+	case p.isPrefix:
+		both(prefix(p.text), something())
+	case p.isSuffix:
+		both(something(), suffix(p.text))
+	}
+	if len(ways) == 0 {
+		return never()
+	}
+	return orPrincipals(ways)
+}
+
+// Envoy takes no empty prefix or suffix.
+func prefixOrAny(s string) *matcherv3.StringMatcher {
+	if s == "" {
+		return regex(".+")
+	}
+	return prefix(s)
+}
+
+func suffixOrAny(s string) *matcherv3.StringMatcher {
+	if s == "" {
+		return regex(".+")
+	}
+	return suffix(s)
+}
+
+func orPrincipals(ids []*rbacv3.Principal) *rbacv3.Principal {
+	if len(ids) == 1 {
+		return ids[0]
+	}
+	return &rbacv3.Principal{Identifier: &rbacv3.Principal_OrIds{OrIds: &rbacv3.Principal_Set{Ids: ids}}}
+}
+
+const filterMetadataKey = "experimental.envoy.filters."
+
+// metadataPermission matches what another filter left: "experimental.envoy.filters.network.mysql_proxy[db.table]". A value
+// in brackets is one of a list.
+func metadataPermission(key string) func(string) *rbacv3.Permission {
+	filter, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(key, "experimental."), "]"), "[")
+	return func(v string) *rbacv3.Permission {
+		value := stringValue(parsePattern(v).matcher())
+		if strings.HasPrefix(v, "[") && strings.HasSuffix(v, "]") {
+			value = listValue(parsePattern(v[1 : len(v)-1]).matcher())
+		}
+		return &rbacv3.Permission{Rule: &rbacv3.Permission_Metadata{Metadata: metadataMatcher(filter, []string{name}, value)}}
+	}
+}
