@@ -18,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/bench/fleet"
 )
 
 // bench is one run of the program.
@@ -27,6 +29,8 @@ type bench struct {
 	dir    string // temporary directory
 	rounds int
 	load   time.Duration // length of one load
+
+	services, proxies string // sizes of the meshes and fleets for the control plane
 }
 
 func main() {
@@ -39,7 +43,10 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, path, relay, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, path, relay, controlplane, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
+	flag.StringVar(&b.services, "services", "1000", "how many services the control plane has, one mesh after the other")
+	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "how many proxies the control plane has, one fleet after the other")
+	asFleet := flag.Bool("fleet", false, "be the proxies of a control plane, as standard input says")
 	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
 	namesBy := flag.String("serve-names", "", "be the DNS server, with this resolv.conf")
@@ -58,6 +65,9 @@ func run() error {
 	}
 	if one.address != "" {
 		return b.loadFor(ctx, one)
+	}
+	if *asFleet {
+		return fleet.Serve(pipes{os.Stdin, os.Stdout})
 	}
 	if *relay != "" {
 		return relayAs(ctx, *relay)
@@ -82,7 +92,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"path", b.path}, {"relay", b.relay}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
+	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"path", b.path}, {"relay", b.relay}, {"controlplane", b.controlPlane}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}

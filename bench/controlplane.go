@@ -1,0 +1,298 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/rpc"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/bench/fleet"
+)
+
+func now() int64 { return time.Now().UnixNano() }
+
+// sizes reads "100,400".
+func sizes(text string) (list []int, err error) {
+	for _, word := range strings.Split(text, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}
+
+// controlPlane measures the control plane with fleets of clients, which are a process of their own: for each size of mesh
+// and of fleet, the start from cold, each kind of change, and the return of all.
+func (b *bench) controlPlane(ctx context.Context) error {
+	services, err := sizes(b.services)
+	if err != nil {
+		return fmt.Errorf("-services: %w", err)
+	}
+	proxies, err := sizes(b.proxies)
+	if err != nil {
+		return fmt.Errorf("-proxies: %w", err)
+	}
+	for _, s := range services {
+		for _, p := range proxies {
+			if err := b.planeWith(ctx, s, p); err != nil {
+				return fmt.Errorf("%d services, %d proxies: %w", s, p, err)
+			}
+		}
+	}
+	return nil
+}
+
+// planeRun is one control plane and its clients.
+type planeRun struct {
+	pid     int
+	proxies int
+	mesh    *planeMesh
+	fleet   *rpc.Client
+}
+
+func (b *bench) planeWith(ctx context.Context, services, proxies int) error {
+	dir, err := os.MkdirTemp(b.dir, "plane")
+	if err != nil {
+		return err
+	}
+	run := &planeRun{proxies: proxies, mesh: &planeMesh{dir: filepath.Join(dir, "config"), services: services}}
+	if err := run.mesh.write(); err != nil {
+		return err
+	}
+	fmt.Printf("%d services of %d endpoints, %d proxies\n", services, planeEndpoints, proxies)
+	address, stop, err := b.startControlPlane(ctx, dir, run)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	stopFleet, err := run.startFleet(ctx)
+	if err != nil {
+		return err
+	}
+	defer stopFleet()
+	if err := run.cold(address); err != nil {
+		return fmt.Errorf("from cold: %w", err)
+	}
+	for _, e := range planeEdits {
+		if err := run.change(e.name, e.edit, b.rounds); err != nil {
+			return fmt.Errorf("%s: %w", e.name, err)
+		}
+	}
+	if err := run.comeBack(); err != nil {
+		return fmt.Errorf("the return of all: %w", err)
+	}
+	return ctx.Err()
+}
+
+// startControlPlane runs it on free ports, and says what it takes until it is ready.
+func (b *bench) startControlPlane(ctx context.Context, dir string, run *planeRun) (address string, stop func(), err error) {
+	plain, monitoring, err := freePorts()
+	if err != nil {
+		return "", nil, err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish"), "control-plane", "--config-dir", run.mesh.dir,
+		"--state-dir", filepath.Join(dir, "state"), "--port", plain, "--monitoring-port", monitoring, "--secure-port", "-1", "--token-port", "-2")
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return "", nil, err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		return "", nil, err
+	}
+	stop = func() { _ = cmd.Process.Signal(syscall.SIGTERM); _ = cmd.Wait() } // it is no longer of interest how
+	run.pid = cmd.Process.Pid
+	if err := awaitReady("http://127.0.0.1:" + monitoring + "/ready"); err != nil {
+		stop()
+		text, _ := os.ReadFile(log.Name())
+		return "", nil, fmt.Errorf("%w\n%s", err, text)
+	}
+	took := time.Since(began)
+	cpu, err := cpuTime(run.pid)
+	if err != nil {
+		return "", stop, err
+	}
+	fmt.Printf("  %-18s %6.0f ms  CPU %8.0f ms  %s\n", "start", ms(took), ms(cpu), run.memory())
+	return "127.0.0.1:" + plain, stop, nil
+}
+
+func freePorts() (a, b string, err error) {
+	var ports [2]string
+	for i := range ports {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return "", "", err
+		}
+		defer l.Close()
+		_, ports[i], _ = net.SplitHostPort(l.Addr().String())
+	}
+	return ports[0], ports[1], nil
+}
+
+func awaitReady(url string) error {
+	deadline := time.Now().Add(2 * time.Minute)
+	for {
+		response, err := http.Get(url)
+		if err == nil {
+			_ = response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return nil
+			}
+			err = fmt.Errorf("%s says %s", url, response.Status)
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// startFleet runs this program again, as the clients.
+func (r *planeRun) startFleet(ctx context.Context) (stop func(), err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, self, "-fleet")
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	r.fleet = rpc.NewClient(pipes{out, in})
+	return func() { _ = r.fleet.Close(); _ = cmd.Wait() }, nil
+}
+
+// pipes are two ends that make a connection.
+type pipes struct {
+	io.ReadCloser
+	out io.WriteCloser
+}
+
+func (p pipes) Write(b []byte) (int, error) { return p.out.Write(b) }
+
+func (p pipes) Close() error { _ = p.out.Close(); return p.ReadCloser.Close() }
+
+// cold has all proxies come at once to a control plane that has served nobody.
+func (r *planeRun) cold(address string) error {
+	var report fleet.Report
+	cpu, err := r.spent(func() error {
+		return r.fleet.Call("Fleet.Connect", fleet.Options{Address: address, Proxies: r.proxies, Namespaces: planeNamespaces, Patience: 2 * time.Minute}, &report)
+	})
+	if err != nil {
+		return err
+	}
+	r.print("cold", report, cpu)
+	return nil
+}
+
+func (r *planeRun) comeBack() error {
+	var report fleet.Report
+	cpu, err := r.spent(func() error { return r.fleet.Call("Fleet.Reconnect", struct{}{}, &report) })
+	if err != nil {
+		return err
+	}
+	r.print("all come back", report, cpu)
+	time.Sleep(3 * time.Second) // for what memory there is when nothing happens
+	fmt.Printf("  %-18s %s\n", "at rest", r.memory())
+	return nil
+}
+
+// change makes an edit several times.
+func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds int) error {
+	var p50, most, cpus, bytes, responses []float64
+	for range rounds {
+		if name == "service removed" { // there has to be one
+			var ignored fleet.Report
+			if _, err := r.once(r.mesh.addService(), &ignored); err != nil {
+				return err
+			}
+		}
+		var report fleet.Report
+		cpu, err := r.once(edit(r.mesh), &report)
+		if err != nil {
+			return err
+		}
+		p50, most = append(p50, ms(report.P50)), append(most, ms(report.Max))
+		cpus, bytes = append(cpus, ms(cpu)), append(bytes, float64(report.Bytes)/float64(r.proxies))
+		responses = append(responses, float64(report.Responses)/float64(r.proxies))
+	}
+	fmt.Printf("  %-18s p50 %5.0f  all %5.0f ms (worst %5.0f)  CPU %8.0f ms  a proxy %8.0f bytes in %.1f responses\n", name,
+		medianOf(p50), medianOf(clone(most)), slices.Max(most), medianOf(cpus), medianOf(bytes), medianOf(responses))
+	return nil
+}
+
+func (r *planeRun) once(e planeEdit, report *fleet.Report) (cpu time.Duration, err error) {
+	if err := r.fleet.Call("Fleet.Expect", e.sign, &struct{}{}); err != nil {
+		return 0, err
+	}
+	return r.spent(func() error {
+		since, err := e.apply()
+		if err != nil {
+			return err
+		}
+		await := "Fleet.Await"
+		if e.text == "" {
+			await = "Fleet.AwaitAny" // a removal says the name elsewhere
+		}
+		if err := r.fleet.Call(await, since, report); err != nil {
+			return err
+		}
+		if e.last {
+			report.Max = report.Last
+		}
+		return nil
+	})
+}
+
+// spent is the processor time that the control plane spends while something is done.
+func (r *planeRun) spent(do func() error) (time.Duration, error) {
+	before, err := cpuTime(r.pid)
+	if err != nil {
+		return 0, err
+	}
+	if err := do(); err != nil {
+		return 0, err
+	}
+	after, err := cpuTime(r.pid)
+	return after - before, err
+}
+
+func (r *planeRun) memory() string {
+	file := fmt.Sprintf("/proc/%d/status", r.pid)
+	now, _ := statusField(file, "VmRSS:")
+	peak, _ := statusField(file, "VmHWM:")
+	return fmt.Sprintf("memory %4.0f MB, at most %4.0f", now/1024, peak/1024)
+}
+
+func (r *planeRun) print(what string, report fleet.Report, cpu time.Duration) {
+	fmt.Printf("  %-18s all %6.0f ms  CPU %8.0f ms  a proxy %8.0f bytes in %.1f responses  %s\n", what, ms(report.Max), ms(cpu),
+		float64(report.Bytes)/float64(r.proxies), float64(report.Responses)/float64(r.proxies), r.memory())
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

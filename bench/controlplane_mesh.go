@@ -1,0 +1,154 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/bench/fleet"
+)
+
+// planeMesh is the files of a mesh of many services: each is a ServiceEntry with its endpoints and a VirtualService, and
+// each tenth has a DestinationRule too.
+type planeMesh struct {
+	dir      string
+	services int
+	edits    int // that were made so far, by which they are told apart
+}
+
+const (
+	planeEndpoints  = 10
+	planeNamespaces = 10
+)
+
+func serviceHost(i int) string { return fmt.Sprintf("s%05d.mesh.example", i) }
+
+// write lays out all files.
+func (m *planeMesh) write() error {
+	if err := os.MkdirAll(m.dir, 0o755); err != nil {
+		return err
+	}
+	for i := range m.services {
+		files := map[string]string{
+			"service": m.service(i, serviceHost(i), fmt.Sprintf("10.%d.%d.1", i/250, i%250)),
+			"routes":  m.routes(i, "no"),
+		}
+		if i%10 == 0 {
+			files["rule"] = m.rule(i, 10)
+		}
+		for kind, text := range files {
+			if err := os.WriteFile(m.file(kind, i), []byte(text), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (m *planeMesh) file(kind string, i int) string {
+	return filepath.Join(m.dir, fmt.Sprintf("%s-%05d.yaml", kind, i))
+}
+
+func (m *planeMesh) service(i int, host, first string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: s%d, namespace: ns%d}
+spec:
+  hosts: [%s]
+  addresses: [240.%d.%d.%d]
+  resolution: STATIC
+  location: MESH_INTERNAL
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  endpoints:
+  - {address: %s, serviceAccount: sa%d, labels: {version: v0, security.istio.io/tlsMode: istio}}
+`, i, i%planeNamespaces, host, 1+i/62500, i/250%250, i%250+1, first, i)
+	for e := 1; e < planeEndpoints; e++ {
+		fmt.Fprintf(&b, "  - {address: 10.%d.%d.%d, serviceAccount: sa%d, labels: {version: v%d, security.istio.io/tlsMode: istio}}\n",
+			100+i/250%100, i%250, e+1, i, e%2)
+	}
+	return b.String()
+}
+
+func (m *planeMesh) routes(i int, mark string) string {
+	return fmt.Sprintf(`apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: s%d, namespace: ns%d}
+spec: {hosts: [%s], http: [{timeout: 5s, headers: {request: {set: {x-mark: %s}}}, route: [{destination: {host: %[3]s}}]}]}
+`, i, i%planeNamespaces, serviceHost(i), mark)
+}
+
+func (m *planeMesh) rule(i, seconds int) string {
+	return fmt.Sprintf(`apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: s%d, namespace: ns%d}
+spec: {host: %s, trafficPolicy: {connectionPool: {tcp: {connectTimeout: %ds}}}}
+`, i, i%planeNamespaces, serviceHost(i), seconds)
+}
+
+// planeEdit is a change of one file, and how clients know that they have it.
+type planeEdit struct {
+	file, text string // no text removes it
+	sign       fleet.Sign
+	last       bool // what counts is the last response, and not the one with the sign
+}
+
+// planeEdits are the changes that are measured, each of another service each time.
+var planeEdits = []struct {
+	name string
+	edit func(*planeMesh) planeEdit
+}{
+	{"endpoint", (*planeMesh).editEndpoint},
+	{"VirtualService", (*planeMesh).editRoutes},
+	{"DestinationRule", (*planeMesh).editRule},
+	{"service added", (*planeMesh).addService},
+	{"service removed", (*planeMesh).removeService},
+}
+
+func (m *planeMesh) next() int { m.edits++; return m.edits * 7 % m.services }
+
+func (m *planeMesh) editEndpoint() planeEdit {
+	i := m.next()
+	address := fmt.Sprintf("10.250.%d.%d", m.edits/250, m.edits%250+1)
+	return planeEdit{m.file("service", i), m.service(i, serviceHost(i), address), fleet.Sign{Text: address, Types: []string{"ClusterLoadAssignment"}}, false}
+}
+
+func (m *planeMesh) editRoutes() planeEdit {
+	i := m.next()
+	mark := fmt.Sprintf("mark-%d-", m.edits)
+	return planeEdit{m.file("routes", i), m.routes(i, mark), fleet.Sign{Text: mark, Types: []string{"RouteConfiguration", "VirtualHost"}}, false}
+}
+
+func (m *planeMesh) editRule() planeEdit {
+	i := m.next() / 10 * 10
+	return planeEdit{m.file("rule", i), m.rule(i, 11+m.edits), fleet.Sign{Text: serviceHost(i), Types: []string{"Cluster"}}, false}
+}
+
+func (m *planeMesh) addService() planeEdit {
+	m.edits++
+	host := fmt.Sprintf("added-%d.mesh.example", m.edits)
+	return planeEdit{m.file("added", m.edits), m.service(60000+m.edits, host, fmt.Sprintf("10.251.%d.%d", m.edits/250, m.edits%250+1)),
+		fleet.Sign{Text: host, Types: []string{"RouteConfiguration", "VirtualHost"}}, true}
+}
+
+// removeService removes the one that was added last.
+func (m *planeMesh) removeService() planeEdit {
+	return planeEdit{m.file("added", m.edits), "", fleet.Sign{Text: fmt.Sprintf("added-%d.mesh.example", m.edits), Types: []string{"Cluster"}}, true}
+}
+
+// apply makes the change, and gives the moment before.
+func (e planeEdit) apply() (since int64, err error) {
+	if e.text == "" {
+		since = now()
+		return since, os.Remove(e.file)
+	}
+	draft := e.file + ".tmp"
+	if err := os.WriteFile(draft, []byte(e.text), 0o644); err != nil {
+		return 0, err
+	}
+	since = now()
+	return since, os.Rename(draft, e.file)
+}
