@@ -20,6 +20,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
@@ -110,6 +111,7 @@ type Server struct {
 	meshFile  *meshFile // nil without a file
 	discovery *xds.Server
 	feed      *feed
+	findings  *findings
 	registry  *prometheus.Registry
 	ports     *listeners
 
@@ -181,8 +183,10 @@ func (s *Server) composeDiscovery() (err error) {
 	if err != nil {
 		return err
 	}
+	s.findings = &findings{store: s.joined, latest: func() *snapshot.Snapshot { return s.feed.snapshot() }, log: s.log, wake: make(chan struct{}, 1)}
 	s.feed = &feed{
-		store: s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
+		findings: s.findings,
+		store:    s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
 		server: s.discovery, metrics: newMetrics(s.registry), log: s.log,
 		wake: make(chan struct{}, 1), changed: map[config.Key]struct{}{},
 	}
@@ -202,6 +206,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer background.Wait()
 	defer stop() // before waiting
 	background.Go(func() { s.feed.run(ctx) })
+	background.Go(func() { s.findings.run(ctx) })
 	if s.dirs != nil {
 		background.Go(func() {
 			if err := s.dirs.Run(ctx); err != nil {
@@ -261,10 +266,7 @@ func (s *Server) problems() []config.Problem {
 		all = append(all, s.dirs.Problems()...)
 	}
 	all = append(all, s.joined.Problems()...)
-	if latest := s.feed.snapshot(); latest != nil {
-		all = append(all, latest.Problems()...)
-	}
-	return all
+	return append(config.Unsuppressed(all, s.joined), s.findings.problems()...)
 }
 
 // Authority is the certificate authority, which also issues tokens.

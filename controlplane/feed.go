@@ -25,6 +25,7 @@ type feed struct {
 	debounce    Debounce
 	server      *xds.Server
 	metrics     *metrics
+	findings    *findings
 	log         *slog.Logger
 
 	wake chan struct{} // a change waits; holds one
@@ -37,8 +38,7 @@ type feed struct {
 	latest  *snapshot.Snapshot
 
 	// The rest is of the goroutine that builds.
-	told             map[config.Problem]bool // problems that were logged and still are
-	given, completed *meshconfig.MeshConfig  // of the last build: as the source gave it, and with the trust domain
+	given, completed *meshconfig.MeshConfig // of the last build: as the source gave it, and with the trust domain
 }
 
 // note records that resources changed. It does not block, as stores demand.
@@ -148,20 +148,7 @@ func (f *feed) build() {
 	f.mu.Unlock()
 	f.metrics.built(start, since)
 	f.log.Debug("configuration pushed", "changed", len(keys), "full", change.Full, "build", time.Since(start))
-	f.tell(next.Problems())
-}
-
-// tell logs the problems that are new: references that lead nowhere, which only show when all documents are seen
-// together.
-func (f *feed) tell(problems []config.Problem) {
-	still := make(map[config.Problem]bool, len(problems))
-	for _, p := range problems {
-		still[p] = true
-		if !f.told[p] {
-			f.log.Warn("configuration", config.ProblemAttr, p.String())
-		}
-	}
-	f.told = still
+	f.findings.note()
 }
 
 // meshConfig completes the mesh configuration by the trust domain, which the authority decides. An unchanged

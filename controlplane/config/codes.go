@@ -59,13 +59,12 @@ const (
 
 // Mutual TLS and policies that defeat each other.
 const (
-	PlaintextToStrict     Code = "PF0401"
-	StrictWithoutSidecar  Code = "PF0402"
-	MutualToPlaintext     Code = "PF0403"
-	PrincipalsUnprovable  Code = "PF0404"
-	RequestUnverified     Code = "PF0405"
-	HTTPRuleOnTCP         Code = "PF0406"
-	AllowWithoutPrincipal Code = "PF0407"
+	PlaintextToStrict    Code = "PF0401"
+	StrictWithoutSidecar Code = "PF0402"
+	MutualToPlaintext    Code = "PF0403"
+	PrincipalsUnprovable Code = "PF0404"
+	RequestUnverified    Code = "PF0405"
+	HTTPRuleOnTCP        Code = "PF0406"
 )
 
 // What only shows when Envoy has it.
@@ -136,7 +135,6 @@ var codes = []CodeInfo{
 	{PrincipalsUnprovable, "principals unprovable", "A policy asks for principals or namespaces of callers where mutual TLS is disabled: no caller can prove one.", "Enable mutual TLS there, or match by ipBlocks."},
 	{RequestUnverified, "request unverified", "A policy asks for claims of a token where no RequestAuthentication verifies one: no request has them.", "Add a RequestAuthentication for the same workloads."},
 	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy asks for what only HTTP has, at a port that is not HTTP: an ALLOW rule never matches there, a DENY rule matches without regard to it.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
-	{AllowWithoutPrincipal, "allow without principal", "Callers without mutual TLS are accepted (PERMISSIVE), and an ALLOW policy asks for principals: plaintext callers are refused.", "Make the PeerAuthentication STRICT to say so, or allow them otherwise."},
 
 	{RejectedByEnvoy, "rejected by Envoy", "An Envoy rejected what was made of these documents; it keeps what it had.", "Look at the documents that are named, beginning with the first."},
 }

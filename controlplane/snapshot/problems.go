@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,12 +24,19 @@ func (s *Snapshot) Problems() []config.Problem {
 		c.gateways()
 		c.sidecars()
 		c.policies()
+		c.ruleConflicts()
+		c.gatewayConflicts()
+		c.sharedAddresses()
+		c.selectors()
+		c.withoutSidecar()
+		c.peerPorts()
+		slices.SortStableFunc(c.problems, byPlace)
 		s.checked.problems = c.problems
 	})
 	return slices.Concat(s.Registry.Problems, s.checked.problems)
 }
 
-// check is the problems of the rules and policies, shared by the snapshots that have the same.
+// check is the problems of the rules and policies, once somebody asked for them.
 type check struct {
 	once     sync.Once
 	problems []config.Problem
@@ -44,6 +52,13 @@ type checker struct {
 	problems []config.Problem
 	// suggestions is how many names may still be searched for.
 	suggestions int
+	// namespaces are those that something is known of; filled when first asked for.
+	namespaces map[string]bool
+}
+
+// byPlace orders problems as their authors read them.
+func byPlace(a, b config.Problem) int {
+	return cmp.Or(cmp.Compare(a.At.File, b.At.File), cmp.Compare(a.At.Line, b.At.Line), cmp.Compare(a.At.Column, b.At.Column))
 }
 
 // nearest gives what was probably meant; "" when nothing is like it.
@@ -112,6 +127,7 @@ func (c *checker) virtualServices() {
 		for _, d := range destinations(v.Spec) {
 			c.destination(v, d)
 		}
+		c.routes(v)
 		for i, r := range v.Spec.GetHttp() {
 			if r.GetDelegate() != nil {
 				c.warn(v.Resource, fmt.Sprintf("spec.http[%d].delegate", i), r.GetDelegate().GetName(),
@@ -148,6 +164,7 @@ func (c *checker) gatewayExists(v *VirtualService, i int, gateway string) {
 	var names []string
 	for _, g := range c.s.gateways {
 		if g.FullName() == gateway {
+			c.gatewayHosts(v, i, g)
 			return
 		}
 		names = append(names, g.FullName())
@@ -226,6 +243,7 @@ func (c *checker) destinationRules() {
 		if !c.anyService(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
 			c.unknownHost(r, "spec.host", spec.GetHost(), "the rule has no effect")
 		}
+		c.callers(r)
 		c.credential(r, "spec.trafficPolicy.tls", spec.GetTrafficPolicy().GetTls().GetCredentialName())
 		for i, s := range spec.GetSubsets() {
 			c.credential(r, fmt.Sprintf("spec.subsets[%d].trafficPolicy.tls", i), s.GetTrafficPolicy().GetTls().GetCredentialName())
@@ -301,6 +319,8 @@ func (c *checker) policies() {
 	for _, ns := range slices.Sorted(maps.Keys(c.s.authz.byNamespace)) {
 		for _, p := range c.s.authz.byNamespace[ns] {
 			c.policy(p)
+			c.defeated(p)
+			c.identities(p)
 		}
 	}
 }

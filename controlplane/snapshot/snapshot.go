@@ -70,10 +70,7 @@ func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
 	b.buildPolicies()
 	b.buildInstances()
 	b.buildWorld()
-	b.next.checked = b.prev.checked
-	if b.next.world != b.prev.world || b.changes(config.Gateway, config.AuthorizationPolicy) {
-		b.next.checked = &check{}
-	}
+	b.next.checked = &check{}
 	return b.next
 }
 

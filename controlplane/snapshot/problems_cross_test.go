@@ -1,0 +1,157 @@
+package snapshot
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// shop is a mesh in which nothing is wrong.
+const shop = `apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: shop}
+spec: {selector: {app: reviews}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {selector: {app: db}, ports: [{name: tcp, port: 5432, targetPort: 5432}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: reviews-1, namespace: shop}
+spec: {address: 10.0.0.1, serviceAccount: reviews, labels: {app: reviews, version: v1, security.istio.io/tlsMode: istio}}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: db-1, namespace: shop}
+spec: {address: 10.0.0.2, labels: {app: db}}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["reviews.example.com"]}]}
+---
+`
+
+func traffic(kind, name, spec string) string {
+	return document("networking.istio.io/v1", kind, name, "shop", spec)
+}
+
+func policy(kind, name, spec string) string {
+	return document("security.istio.io/v1", kind, name, "shop", spec)
+}
+
+func document(api, kind, name, namespace, spec string) string {
+	return fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: %s, namespace: %s}\nspec: %s\n---\n", api, kind, name, namespace, spec)
+}
+
+func virtualService(http string) string {
+	return traffic("VirtualService", "x", "{hosts: [reviews], http: ["+http+"]}")
+}
+
+const toReviews = "route: [{destination: {host: reviews}}]"
+
+// TestDocumentsThatDefeatEachOtherAreTold: each of these is right by itself.
+func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
+	strict := policy("PeerAuthentication", "default", "{mtls: {mode: STRICT}}")
+	for name, tc := range map[string]struct{ documents, want string }{
+		"a route behind one that takes all": {virtualService("{" + toReviews + "}, {match: [{uri: {prefix: /a}}], " + toReviews + "}"),
+			`spec.http[1]: the route is never reached: spec.http[0] takes all that it matches (move it before the one that takes its requests, or remove it) [PF0202]`},
+		"a longer prefix behind a shorter": {virtualService("{match: [{uri: {prefix: /a}}], " + toReviews + "}, {match: [{uri: {exact: /ab}}, {uri: {prefix: /b}}], " + toReviews + "}"),
+			`spec.http[1].match[0]: the match is never reached: spec.http[0].match[0] takes all of it`},
+		"a more special header behind a more general": {virtualService("{match: [{headers: {x: {}}}], " + toReviews + "}, {match: [{headers: {x: {exact: a}, y: {exact: b}}}], " + toReviews + "}"),
+			`spec.http[1]: the route is never reached`},
+		"a server name behind its wildcard": {traffic("VirtualService", "x", `{hosts: ["*.example.com"], gateways: [edge], tls: [{match: [{sniHosts: ["*.example.com"]}], route: [{destination: {host: reviews}}]}, {match: [{sniHosts: [a.example.com]}], route: [{destination: {host: reviews}}]}]}`),
+			`spec.tls[1]: the route is never reached`},
+		"weights unlike 100": {virtualService("{route: [{weight: 1, destination: {host: reviews}}, {weight: 2, destination: {host: db}}]}"),
+			`info: VirtualService shop/x: spec.http[0].route: "3"`},
+		"a subset that nobody is in": {traffic("DestinationRule", "r", "{host: reviews, subsets: [{name: v2, labels: {version: v2}}]}") +
+			virtualService("{route: [{destination: {host: reviews, subset: v2}}]}"),
+			`spec.http[0].route[0].destination.subset: "v2": none of the endpoints of reviews.shop.svc.cluster.local has the labels version=v2`},
+		"a host that is not exported": {document("networking.istio.io/v1", "ServiceEntry", "s", "other", `{hosts: [a.example.com], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}`) +
+			virtualService("{route: [{destination: {host: a.example.com}}]}"),
+			`a.example.com is not exported to the namespace shop: what is routed there is answered with 503 (add "shop" to exportTo of ServiceEntry other/s, which now says .) [PF0105]`},
+		"two policies of one host": {traffic("DestinationRule", "a", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}") +
+			traffic("DestinationRule", "b", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 2}}}}"),
+			`DestinationRule shop/b: spec.trafficPolicy: for reviews.shop.svc.cluster.local the policy of the older DestinationRule shop/a`},
+		"one subset twice": {traffic("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") +
+			traffic("DestinationRule", "b", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}"), `DestinationRule shop/b: spec.subsets[0]: "v1": for reviews`},
+		"a gateway's port for HTTP and TCP": {traffic("Gateway", "z", `{selector: {istio: edge}, servers: [{port: {number: 80, name: tcp, protocol: TCP}, hosts: ["*"]}]}`),
+			`Gateway shop/z: spec.servers[0].port.protocol: "TCP": port 80 is used for HTTP by Gateway shop/edge`},
+		"a gateway's host that redirects and does not": {traffic("Gateway", "z", `{selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, tls: {httpsRedirect: true}, hosts: ["reviews.example.com"]}]}`),
+			`Gateway shop/z: spec.servers[0].hosts: "reviews.example.com": on port 80 the server spec.servers[0] of Gateway shop/edge`},
+		"a gateway that lacks the host": {traffic("VirtualService", "x", `{hosts: [other.example.com], gateways: [edge], http: [{`+toReviews+`}]}`),
+			`spec.gateways[0]: "edge": no server of the Gateway has a host of this VirtualService`},
+		"a policy for nobody": {policy("AuthorizationPolicy", "x", "{selector: {matchLabels: {app: review}}}"),
+			`AuthorizationPolicy shop/x: spec.selector: "app=review": no workload of the namespace shop has these labels: the document has no effect`},
+		"two policies of all": {policy("PeerAuthentication", "a", "{mtls: {mode: PERMISSIVE}}") + policy("PeerAuthentication", "b", "{mtls: {mode: PERMISSIVE}}"),
+			`PeerAuthentication shop/b: metadata.name: it is for the same workloads as the older PeerAuthentication shop/a`},
+		"the port of a service in a policy": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: reviews}}, rules: [{to: [{operation: {ports: ["80"]}}]}]}`),
+			`spec.rules[0].to[0].operation.ports[0]: "80": it is the port of a service; policies are for ports of workloads, and none of these serves it (use 8080`},
+		"a principal of another form": {policy("AuthorizationPolicy", "x", `{rules: [{from: [{source: {principals: ["cluster.local/shop/db"]}}]}]}`),
+			`no caller has a principal of this form`},
+		"a namespace that is not there": {policy("AuthorizationPolicy", "x", `{rules: [{from: [{source: {namespaces: ["shopp"]}}]}]}`),
+			`info: AuthorizationPolicy shop/x: spec.rules[0].from[0].source.namespaces[0]: "shopp"`},
+		"plaintext to strict": {policy("PeerAuthentication", "default", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: STRICT}}") + traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {tls: {mode: DISABLE}}}"),
+			`spec.trafficPolicy.tls.mode: "DISABLE": endpoints of reviews.shop.svc.cluster.local accept the mesh's mutual TLS only (STRICT): calls to them fail`},
+		"strict without a sidecar": {strict, `PeerAuthentication shop/default: spec.mtls.mode: "STRICT": 1 workloads have no sidecar, so that nobody keeps it there: shop/db-1`},
+		"mutual TLS to nobody who has it": {traffic("DestinationRule", "x", "{host: db, trafficPolicy: {portLevelSettings: [{port: {number: 5432}, tls: {mode: ISTIO_MUTUAL}}]}}"),
+			`spec.trafficPolicy.portLevelSettings[0].tls.mode: "ISTIO_MUTUAL": no endpoint of db.shop.svc.cluster.local speaks the mesh's mutual TLS`},
+		"principals where none can be proved": {policy("PeerAuthentication", "default", "{mtls: {mode: DISABLE}}") + policy("AuthorizationPolicy", "x", `{rules: [{from: [{source: {principals: ["*"]}}]}]}`),
+			`AuthorizationPolicy shop/x: spec.rules[0].from[0].source: mutual TLS is disabled for these workloads`},
+		"claims that nobody verifies": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: reviews}}, rules: [{when: [{key: "request.auth.claims[iss]", values: [a]}]}]}`),
+			`no RequestAuthentication verifies tokens for these workloads`},
+		"a method on a TCP port": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: db}}, action: DENY, rules: [{to: [{operation: {methods: [GET]}}]}]}`),
+			`only HTTP has it, and these ports are not HTTP: db.shop.svc.cluster.local:5432: the rule matches there without regard to it`},
+		"two services of one address": {traffic("ServiceEntry", "a", `{hosts: [a.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`) +
+			traffic("ServiceEntry", "b", `{hosts: [b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`),
+			`ServiceEntry shop/b: spec: "10.9.9.9": a.example.com has the address 10.9.9.9 and the port 1 too`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newTestMesh(t, nil, shop+tc.documents)
+			if got := m.Problems(); len(got) != 1 || !strings.Contains(got[0].String(), tc.want) {
+				t.Errorf("problems:\n%s\nnot:\n%s", problems(m), tc.want)
+			}
+		})
+	}
+}
+
+// TestWhatOnlyLooksLikeAMistakeIsNotTold: a warning for what is right teaches people not to read warnings.
+func TestWhatOnlyLooksLikeAMistakeIsNotTold(t *testing.T) {
+	for name, documents := range map[string]string{
+		"nothing":                         "",
+		"a shorter prefix behind":         virtualService("{match: [{uri: {prefix: /ab}}], " + toReviews + "}, {match: [{uri: {prefix: /a}}], " + toReviews + "}, {" + toReviews + "}"),
+		"the same path by another method": virtualService("{match: [{method: {exact: GET}, uri: {prefix: /a}}], " + toReviews + "}, {match: [{uri: {prefix: /a}}], " + toReviews + "}"),
+		"the same path for others":        virtualService("{match: [{sourceLabels: {app: a}}], " + toReviews + "}, {match: [{sourceLabels: {app: b}}], " + toReviews + "}"),
+		"another case":                    virtualService("{match: [{uri: {prefix: /a}}], " + toReviews + "}, {match: [{uri: {prefix: /a}, ignoreUriCase: true}], " + toReviews + "}"),
+		"what must not be there":          virtualService("{match: [{withoutHeaders: {x: {}}}], " + toReviews + "}, {match: [{headers: {x: {}}}], " + toReviews + "}"),
+		"a policy for the gateway":        policy("AuthorizationPolicy", "x", "{selector: {matchLabels: {istio: edge}}}"),
+		"subsets in two rules": traffic("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") +
+			traffic("DestinationRule", "b", "{host: reviews, trafficPolicy: {}}"),
+		"permissive and plaintext": traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {tls: {mode: DISABLE}}}"),
+		"another gateway's port":   traffic("Gateway", "z", `{selector: {istio: other}, servers: [{port: {number: 80, name: tcp, protocol: TCP}, hosts: ["*"]}]}`),
+		"accepted by the document": "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: x, namespace: shop, annotations: {pilotfish.dev/suppress: \"PF0101, pf0202\"}}\nspec: {hosts: [reviews], http: [{" + toReviews + "}, {" + toReviews + "}]}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if p := problems(newTestMesh(t, nil, shop+documents)); p != "" {
+				t.Errorf("problems of what is right:\n%s", p)
+			}
+		})
+	}
+}
+
+func TestEveryCodeOfAProblemIsExplained(t *testing.T) {
+	seen := map[config.Code]bool{}
+	for _, c := range config.Codes() {
+		if seen[c.Code] || c.Name == "" || c.Meaning == "" || c.Remedy == "" {
+			t.Errorf("the code %s is twice in the list, or not explained", c.Code)
+		}
+		seen[c.Code] = true
+	}
+	if _, ok := config.ExplainCode("pf0101"); !ok {
+		t.Error("a code in lower case is not known")
+	}
+}

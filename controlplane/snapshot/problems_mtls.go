@@ -1,0 +1,195 @@
+package snapshot
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// callersTLS is a setting of a DestinationRule for how callers connect.
+type callersTLS struct {
+	field  string
+	mode   networking.ClientTLSSettings_TLSmode
+	port   uint32 // 0 is all but those that have settings of their own
+	own    []uint32
+	subset map[string]string
+}
+
+// tlsSettings are all such settings of a rule.
+func tlsSettings(spec *networking.DestinationRule) []callersTLS {
+	out := policyTLS("spec.trafficPolicy", spec.GetTrafficPolicy(), nil)
+	for i, s := range spec.GetSubsets() {
+		out = append(out, policyTLS(fmt.Sprintf("spec.subsets[%d].trafficPolicy", i), s.GetTrafficPolicy(), s.GetLabels())...)
+	}
+	return out
+}
+
+func policyTLS(at string, p *networking.TrafficPolicy, subset map[string]string) []callersTLS {
+	var out []callersTLS
+	var own []uint32
+	for i, ps := range p.GetPortLevelSettings() {
+		own = append(own, ps.GetPort().GetNumber())
+		if ps.GetTls() != nil {
+			out = append(out, callersTLS{fmt.Sprintf("%s.portLevelSettings[%d].tls.mode", at, i), ps.GetTls().GetMode(), ps.GetPort().GetNumber(), nil, subset})
+		}
+	}
+	if p.GetTls() != nil {
+		out = append(out, callersTLS{at + ".tls.mode", p.GetTls().GetMode(), 0, own, subset})
+	}
+	return out
+}
+
+// callers compares how a DestinationRule has callers connect with what the workloads accept.
+func (c *checker) callers(r *config.Resource) {
+	spec := r.Spec.(*networking.DestinationRule)
+	settings := tlsSettings(spec)
+	if len(settings) == 0 {
+		return
+	}
+	host := c.w.resolve(spec.GetHost(), r.Namespace)
+	for _, svc := range c.servicesNamed(host, r.Namespace) {
+		for _, t := range settings {
+			c.compareTLS(r, svc, t)
+		}
+	}
+}
+
+// servicesNamed are the services that a host, which may be a pattern, covers.
+func (c *checker) servicesNamed(host, namespace string) []*registry.Service {
+	candidates := c.w.byHost[host]
+	if strings.HasPrefix(host, "*") {
+		candidates = c.w.services
+	}
+	var out []*registry.Service
+	for _, svc := range candidates {
+		if svc.VisibleTo(namespace) && MatchHost(host, svc.Hostname) {
+			out = append(out, svc)
+		}
+	}
+	return out
+}
+
+func (c *checker) compareTLS(r *config.Resource, svc *registry.Service, t callersTLS) {
+	var strict, mutual, plain int
+	for _, e := range c.s.Registry.Endpoints(svc) {
+		if t.port != 0 && e.ServicePort != t.port || slices.Contains(t.own, e.ServicePort) || !Selects(t.subset, e.Labels) {
+			continue
+		}
+		mode := c.s.peerAuth.mode(e.Namespace, e.Labels, e.Port)
+		switch {
+		case svc.External || !e.MTLS || mode == Disable:
+			plain++
+		case mode == Strict:
+			strict++
+		default:
+			mutual++
+		}
+	}
+	switch {
+	case t.mode == networking.ClientTLSSettings_ISTIO_MUTUAL && plain > 0 && strict+mutual == 0:
+		c.find(config.MutualToPlaintext, r, t.field, t.mode.String(), fmt.Sprintf("no endpoint of %s speaks the mesh's mutual TLS: calls to it fail", svc.Hostname),
+			"remove tls, or give its workloads sidecars")
+	case t.mode != networking.ClientTLSSettings_ISTIO_MUTUAL && strict > 0:
+		c.find(config.PlaintextToStrict, r, t.field, t.mode.String(),
+			fmt.Sprintf("endpoints of %s accept the mesh's mutual TLS only (STRICT): calls to them fail", svc.Hostname),
+			"remove tls, or use ISTIO_MUTUAL; or make the PeerAuthentication PERMISSIVE")
+	case t.mode != networking.ClientTLSSettings_ISTIO_MUTUAL && c.hopedStrict(svc, t):
+		c.find(config.PlaintextToStrict, r, t.field, t.mode.String(),
+			fmt.Sprintf("the workloads of %s accept the mesh's mutual TLS only (STRICT): calls to them will fail", svc.Hostname),
+			"remove tls, or use ISTIO_MUTUAL; or make the PeerAuthentication PERMISSIVE")
+	}
+}
+
+// hopedStrict says whether the workloads of a service, none of which is known yet, will accept mutual TLS only.
+func (c *checker) hopedStrict(svc *registry.Service, t callersTLS) bool {
+	if svc.External || len(svc.Selector) == 0 || len(c.s.Registry.Endpoints(svc)) > 0 {
+		return false
+	}
+	for _, p := range svc.Ports {
+		if t.port != 0 && p.Number != t.port || slices.Contains(t.own, p.Number) {
+			continue
+		}
+		if c.s.peerAuth.mode(svc.Namespace, svc.Selector, p.TargetPort) == Strict {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutSidecar tells of workloads that a PeerAuthentication asks mutual TLS of, and that have no sidecar to keep it.
+func (c *checker) withoutSidecar() {
+	bare := map[*config.Resource]map[string]bool{}
+	for _, svc := range c.w.services {
+		if svc.External {
+			continue
+		}
+		for _, e := range c.s.Registry.Endpoints(svc) {
+			if e.Workload == "" || e.MTLS || c.isGateway(e.Labels) || c.s.peerAuth.mode(e.Namespace, e.Labels, e.Port) != Strict {
+				continue
+			}
+			if r := c.peerAuthOf(e.Namespace, e.Labels); r != nil {
+				if bare[r] == nil {
+					bare[r] = map[string]bool{}
+				}
+				bare[r][e.Namespace+"/"+e.Workload] = true
+			}
+		}
+	}
+	for _, r := range c.s.resources[config.PeerAuthentication] {
+		if names := bare[r]; len(names) > 0 {
+			sorted := mapNames(names)
+			c.find(config.StrictWithoutSidecar, r, "spec.mtls.mode", "STRICT",
+				fmt.Sprintf("%d workloads have no sidecar, so that nobody keeps it there: %s", len(names), strings.Join(head(sorted, 5), ", ")),
+				"give them sidecars, or say so if they have one: by a serviceAccount, or the label security.istio.io/tlsMode: istio")
+		}
+	}
+}
+
+func mapNames(set map[string]bool) []string {
+	names := make([]string, 0, len(set))
+	for n := range set {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (c *checker) isGateway(labels map[string]string) bool {
+	return slices.ContainsFunc(c.s.gateways, func(g Gateway) bool { return Selects(g.Spec.GetSelector(), labels) })
+}
+
+// peerAuthOf is the document that decides what a workload accepts; nil when none does.
+func (c *checker) peerAuthOf(namespace string, labels map[string]string) *config.Resource {
+	return c.s.PeerAuthentication(namespace, labels)
+}
+
+// PeerAuthentication is the document that decides what a workload with these labels accepts, but for its ports; nil when
+// none does.
+func (s *Snapshot) PeerAuthentication(namespace string, labels map[string]string) *config.Resource {
+	var byNamespace, byMesh *config.Resource
+	for _, r := range oldestFirst(s.resources[config.PeerAuthentication]) {
+		spec := r.Spec.(*security.PeerAuthentication)
+		selector := spec.GetSelector().GetMatchLabels()
+		set := spec.GetMtls().GetMode() != security.PeerAuthentication_MutualTLS_UNSET
+		switch {
+		case r.Namespace == namespace && len(selector) > 0:
+			if set && Selects(selector, labels) {
+				return r
+			}
+		case r.Namespace == namespace && byNamespace == nil && set:
+			byNamespace = r
+		case r.Namespace == s.Mesh.GetRootNamespace() && len(selector) == 0 && byMesh == nil && set:
+			byMesh = r
+		}
+	}
+	if byNamespace != nil {
+		return byNamespace
+	}
+	return byMesh
+}

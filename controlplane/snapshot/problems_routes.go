@@ -1,0 +1,227 @@
+package snapshot
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// maxCompared bounds how many of the matches before one are looked at: comparing all with all of a very long list would
+// cost more than it finds.
+const maxCompared = 1000
+
+// routes tells of the routes of a VirtualService that no request reaches, and of weights that look like percentages.
+func (c *checker) routes(v *VirtualService) {
+	var before []earlier[*networking.HTTPMatchRequest]
+	for i, r := range v.Spec.GetHttp() {
+		at := fmt.Sprintf("spec.http[%d]", i)
+		before = unreachable(c, v, at, r.GetMatch(), before, func(a, b *networking.HTTPMatchRequest) bool { return coversHTTP(v, a, b) })
+		var weights []int32
+		for _, d := range r.GetRoute() {
+			weights = append(weights, d.GetWeight())
+		}
+		c.weights(v, at, weights)
+	}
+	var l4 []earlier[*networking.L4MatchAttributes]
+	for i, r := range v.Spec.GetTcp() {
+		l4 = unreachable(c, v, fmt.Sprintf("spec.tcp[%d]", i), r.GetMatch(), l4, func(a, b *networking.L4MatchAttributes) bool { return coversL4(v, a, b) })
+		c.layer4Weights(v, fmt.Sprintf("spec.tcp[%d]", i), r.GetRoute())
+	}
+	var tls []earlier[*networking.TLSMatchAttributes]
+	for i, r := range v.Spec.GetTls() {
+		tls = unreachable(c, v, fmt.Sprintf("spec.tls[%d]", i), r.GetMatch(), tls, func(a, b *networking.TLSMatchAttributes) bool { return coversTLS(v, a, b) })
+		c.layer4Weights(v, fmt.Sprintf("spec.tls[%d]", i), r.GetRoute())
+	}
+}
+
+func (c *checker) layer4Weights(v *VirtualService, at string, routes []*networking.RouteDestination) {
+	var weights []int32
+	for _, d := range routes {
+		weights = append(weights, d.GetWeight())
+	}
+	c.weights(v, at, weights)
+}
+
+func (c *checker) weights(v *VirtualService, at string, weights []int32) {
+	total := 0
+	for _, w := range weights {
+		total += int(w)
+	}
+	if len(weights) > 1 && total != 100 {
+		c.tell(config.WeightsUnlike, config.Info, v.Resource, at+".route", fmt.Sprint(total),
+			"the weights do not add up to 100: they are taken as proportions", "make them add up to 100, if percentages were meant")
+	}
+}
+
+// earlier is a match that comes before others. The zero match takes everything.
+type earlier[M any] struct {
+	match M
+	all   bool
+	path  string
+}
+
+// unreachable tells of a route, or of single matches of it, that those before take all of, and gives the longer list of
+// those before.
+func unreachable[M any](c *checker, v *VirtualService, at string, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
+	var none M
+	own := []earlier[M]{{match: none, all: true, path: at}}
+	if len(matches) > 0 {
+		own = own[:0]
+		for j, m := range matches {
+			own = append(own, earlier[M]{match: m, path: fmt.Sprintf("%s.match[%d]", at, j)})
+		}
+	}
+	by := make([]string, len(own))
+	lost := 0
+	for j, m := range own {
+		if i := slices.IndexFunc(before, func(e earlier[M]) bool { return e.all || !m.all && covers(e.match, m.match) }); i >= 0 {
+			by[j] = before[i].path
+			lost++
+		}
+	}
+	const remedy = "move it before the one that takes its requests, or remove it"
+	switch {
+	case lost == len(own):
+		c.find(config.UnreachableRoute, v.Resource, at, "", "the route is never reached: "+by[0]+" takes all that it matches", remedy)
+	case lost > 0:
+		for j := range own {
+			if by[j] != "" {
+				c.find(config.UnreachableRoute, v.Resource, own[j].path, "", "the match is never reached: "+by[j]+" takes all of it", remedy)
+			}
+		}
+	}
+	if len(before) < maxCompared {
+		before = append(before, own...)
+	}
+	return before
+}
+
+// coversHTTP says whether all requests that b takes are taken by a too. In doubt it says no.
+func coversHTTP(v *VirtualService, a, b *networking.HTTPMatchRequest) bool {
+	return coversURI(a, b) &&
+		coversString(a.GetScheme(), b.GetScheme(), false) &&
+		coversString(a.GetMethod(), b.GetMethod(), false) &&
+		coversString(a.GetAuthority(), b.GetAuthority(), false) &&
+		coversEach(a.GetHeaders(), b.GetHeaders()) &&
+		coversEach(a.GetQueryParams(), b.GetQueryParams()) &&
+		coversNot(a.GetWithoutHeaders(), b.GetWithoutHeaders()) &&
+		(a.GetPort() == 0 || a.GetPort() == b.GetPort()) &&
+		coversSource(v, a, b)
+}
+
+// fromSource is what all kinds of matches say of who calls.
+type fromSource interface {
+	GetSourceLabels() map[string]string
+	GetSourceNamespace() string
+	GetGateways() []string
+}
+
+func coversSource(v *VirtualService, a, b fromSource) bool {
+	if !Selects(a.GetSourceLabels(), b.GetSourceLabels()) || a.GetSourceNamespace() != "" && a.GetSourceNamespace() != b.GetSourceNamespace() {
+		return false
+	}
+	if len(a.GetGateways()) == 0 {
+		return true
+	}
+	gateways := b.GetGateways()
+	if len(gateways) == 0 {
+		gateways = v.Gateways
+	}
+	for _, g := range gateways {
+		if !slices.ContainsFunc(a.GetGateways(), func(has string) bool {
+			return GatewayName(has, v.Namespace) == GatewayName(g, v.Namespace)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+func coversURI(a, b *networking.HTTPMatchRequest) bool {
+	ua, ub := a.GetUri(), b.GetUri()
+	if ua.GetPrefix() == "/" || ua.GetRegex() == ".*" || ua.GetRegex() == "/.*" {
+		return true
+	}
+	if b.GetIgnoreUriCase() && !a.GetIgnoreUriCase() && ua.GetMatchType() != nil {
+		return false
+	}
+	return coversString(ua, ub, a.GetIgnoreUriCase())
+}
+
+// coversString says whether all texts that b matches are matched by a. A match that is not there matches all texts.
+func coversString(a, b *networking.StringMatch, fold bool) bool {
+	if a.GetMatchType() == nil {
+		return true
+	}
+	same := func(x, y string) bool { return x == y }
+	prefix := strings.HasPrefix
+	if fold {
+		same = strings.EqualFold
+		prefix = func(s, p string) bool { return strings.HasPrefix(strings.ToLower(s), strings.ToLower(p)) }
+	}
+	switch m := a.GetMatchType().(type) {
+	case *networking.StringMatch_Exact:
+		e, ok := b.GetMatchType().(*networking.StringMatch_Exact)
+		return ok && same(m.Exact, e.Exact)
+	case *networking.StringMatch_Prefix:
+		switch o := b.GetMatchType().(type) {
+		case *networking.StringMatch_Exact:
+			return prefix(o.Exact, m.Prefix)
+		case *networking.StringMatch_Prefix:
+			return prefix(o.Prefix, m.Prefix)
+		}
+	case *networking.StringMatch_Regex:
+		o, ok := b.GetMatchType().(*networking.StringMatch_Regex)
+		return m.Regex == ".*" && b.GetMatchType() != nil || ok && m.Regex == o.Regex
+	}
+	return false
+}
+
+// coversEach compares matches by name: b has to ask for all that a asks for. A name with an empty match asks that it is
+// there.
+func coversEach(a, b map[string]*networking.StringMatch) bool {
+	for name, m := range a {
+		other, ok := b[name]
+		if !ok || m.GetMatchType() != nil && !coversString(m, other, false) {
+			return false
+		}
+	}
+	return true
+}
+
+// coversNot compares what must not be there: b has to exclude all that a excludes.
+func coversNot(a, b map[string]*networking.StringMatch) bool {
+	for name, m := range a {
+		other, ok := b[name]
+		if !ok || !coversString(other, m, false) {
+			return false
+		}
+	}
+	return true
+}
+
+func coversL4(v *VirtualService, a, b *networking.L4MatchAttributes) bool {
+	return (a.GetPort() == 0 || a.GetPort() == b.GetPort()) && coversSubnets(a.GetDestinationSubnets(), b.GetDestinationSubnets()) &&
+		a.GetSourceSubnet() == "" && coversSource(v, a, b)
+}
+
+func coversTLS(v *VirtualService, a, b *networking.TLSMatchAttributes) bool {
+	for _, host := range b.GetSniHosts() {
+		if !slices.ContainsFunc(a.GetSniHosts(), func(pattern string) bool { return MatchHost(pattern, host) }) {
+			return false
+		}
+	}
+	return (a.GetPort() == 0 || a.GetPort() == b.GetPort()) && coversSubnets(a.GetDestinationSubnets(), b.GetDestinationSubnets()) &&
+		coversSource(v, a, b)
+}
+
+func coversSubnets(a, b []string) bool {
+	if len(a) == 0 {
+		return true
+	}
+	return len(b) > 0 && !slices.ContainsFunc(b, func(s string) bool { return !slices.Contains(a, s) })
+}

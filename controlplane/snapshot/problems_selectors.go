@@ -1,0 +1,236 @@
+package snapshot
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	extensions "istio.io/api/extensions/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// selection is the selector of a document, and where it stands.
+type selection struct {
+	labels map[string]string
+	field  string
+	// targeted: the document is for what it names, and not for workloads by their labels.
+	targeted bool
+}
+
+func selectionOf(r *config.Resource) (s selection, ok bool) {
+	s.field = "spec.selector"
+	switch spec := r.Spec.(type) {
+	case *security.PeerAuthentication:
+		s.labels = spec.GetSelector().GetMatchLabels()
+	case *security.AuthorizationPolicy:
+		s.labels, s.targeted = spec.GetSelector().GetMatchLabels(), spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
+	case *security.RequestAuthentication:
+		s.labels, s.targeted = spec.GetSelector().GetMatchLabels(), spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
+	case *telemetry.Telemetry:
+		s.labels, s.targeted = spec.GetSelector().GetMatchLabels(), spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
+	case *extensions.WasmPlugin:
+		s.labels, s.targeted = spec.GetSelector().GetMatchLabels(), spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
+	case *networking.Sidecar:
+		s.labels, s.field = spec.GetWorkloadSelector().GetLabels(), "spec.workloadSelector"
+	case *networking.EnvoyFilter:
+		s.labels, s.field, s.targeted = spec.GetWorkloadSelector().GetLabels(), "spec.workloadSelector", len(spec.GetTargetRefs()) > 0
+	default:
+		return s, false
+	}
+	return s, true
+}
+
+// selecting are the kinds that select workloads by labels.
+var selectingKinds = []config.Kind{
+	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.Telemetry, config.WasmPlugin,
+	config.Sidecar, config.EnvoyFilter,
+}
+
+// singular are those of which one counts for a workload.
+var singular = []config.Kind{config.PeerAuthentication, config.Sidecar, config.Telemetry}
+
+// selectors tells of documents that select nothing, and of several where one counts.
+func (c *checker) selectors() {
+	for _, kind := range selectingKinds {
+		first := map[string]*config.Resource{}
+		for _, r := range oldestFirst(c.s.resources[kind]) {
+			s, ok := selectionOf(r)
+			if !ok || s.targeted {
+				continue
+			}
+			c.selectsSomething(r, s)
+			key := r.Namespace + "\x00" + labelText(s.labels)
+			if before := first[key]; before != nil && slices.Contains(singular, kind) {
+				c.find(config.SeveralOfOne, r, cmp.Or(labelField(s), "metadata.name"), labelText(s.labels),
+					fmt.Sprintf("it is for the same workloads as the older %s: that one counts", at(before)), "join the two, or tell them apart by selector")
+			}
+			first[key] = cmp.Or(first[key], r)
+		}
+	}
+}
+
+func labelField(s selection) string {
+	if len(s.labels) == 0 {
+		return ""
+	}
+	return s.field
+}
+
+func (c *checker) selectsSomething(r *config.Resource, s selection) {
+	if len(s.labels) == 0 {
+		return
+	}
+	everywhere := r.Namespace == c.s.Mesh.GetRootNamespace() && r.Kind != config.Sidecar
+	known := false
+	for _, namespace := range c.namespacesOf(r.Namespace, everywhere) {
+		found, has := c.s.Registry.Workloads(namespace, s.labels)
+		if len(found) > 0 || c.mayMeet(namespace, s.labels) {
+			return
+		}
+		known = known || has || len(c.s.selecting[namespace]) > 0
+	}
+	for _, g := range c.s.gateways {
+		if compatible(g.Spec.GetSelector(), s.labels) {
+			return // the proxies of Gateways are no workloads that are listed anywhere
+		}
+	}
+	severity := config.Warning
+	if !known { // not much of the mesh is to be seen
+		severity = config.Info
+	}
+	c.tell(config.SelectsNothing, severity, r, s.field, labelText(s.labels),
+		fmt.Sprintf("no workload of %s has these labels: the document has no effect", scopeName(r.Namespace, everywhere)), "correct the labels or the namespace")
+}
+
+func scopeName(namespace string, everywhere bool) string {
+	if everywhere {
+		return "the mesh"
+	}
+	return "the namespace " + namespace
+}
+
+func (c *checker) namespacesOf(namespace string, everywhere bool) []string {
+	if !everywhere {
+		return []string{namespace}
+	}
+	names := map[string]bool{namespace: true}
+	for ns := range c.s.selecting {
+		names[ns] = true
+	}
+	for _, ns := range c.s.Registry.Namespaces() {
+		names[ns] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// mayMeet says whether a service selects workloads, none of which is known, that may have these labels.
+func (c *checker) mayMeet(namespace string, labels map[string]string) bool {
+	return slices.ContainsFunc(c.s.selecting[namespace], func(svc *registry.Service) bool {
+		return compatible(svc.Selector, labels) && len(c.s.Registry.Endpoints(svc)) == 0
+	})
+}
+
+// compatible says whether there can be a workload with the labels of both, and they have one in common.
+func compatible(a, b map[string]string) bool {
+	common := false
+	for k, v := range a {
+		if w, ok := b[k]; ok {
+			if v != w {
+				return false
+			}
+			common = true
+		}
+	}
+	return common
+}
+
+// servicesOf are the services of a namespace some of whose workloads a selector may select. An empty one selects all.
+func (c *checker) servicesOf(namespace string, labels map[string]string) []*registry.Service {
+	if len(labels) == 0 {
+		return c.s.selecting[namespace]
+	}
+	var out []*registry.Service
+	for _, svc := range c.s.selecting[namespace] {
+		if compatible(svc.Selector, labels) {
+			out = append(out, svc)
+		}
+	}
+	return out
+}
+
+// workloadPorts tells of ports in policies that the workloads do not serve, but their services do.
+func (c *checker) workloadPort(r *config.Resource, labels map[string]string, field string, port uint32) {
+	services := c.servicesOf(r.Namespace, labels)
+	var target uint32
+	for _, svc := range services {
+		for _, p := range svc.Ports {
+			switch {
+			case p.TargetPort == port || p.TargetPortName != "" || p.TargetPort == 0 && p.Number == port:
+				return
+			case p.Number == port:
+				target = p.TargetPort
+			}
+		}
+	}
+	if target != 0 {
+		c.find(config.PortOfNobody, r, field, fmt.Sprint(port), "it is the port of a service; policies are for ports of workloads, and none of these serves it",
+			fmt.Sprintf("use %d, which is where the workloads listen", target))
+	}
+}
+
+func (c *checker) identities(p Policy) {
+	for i, rule := range p.Spec.GetRules() {
+		for j, from := range rule.GetFrom() {
+			at := fmt.Sprintf("spec.rules[%d].from[%d].source", i, j)
+			for k, namespace := range from.GetSource().GetNamespaces() {
+				if !strings.Contains(namespace, "*") && !c.knownNamespace(namespace) {
+					c.tell(config.UnknownIdentity, config.Info, p.Resource, fmt.Sprintf("%s.namespaces[%d]", at, k), namespace,
+						"nothing is known of this namespace: no caller is of it", "correct the namespace")
+				}
+			}
+			for k, principal := range from.GetSource().GetPrincipals() {
+				c.principal(p, fmt.Sprintf("%s.principals[%d]", at, k), principal)
+			}
+		}
+	}
+}
+
+func (c *checker) principal(p Policy, field, principal string) {
+	if strings.Contains(principal, "*") {
+		return
+	}
+	parts := strings.Split(principal, "/")
+	switch {
+	case len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa":
+		c.find(config.UnknownIdentity, p.Resource, field, principal, "no caller has a principal of this form",
+			"write it as TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, without spiffe://")
+	case !c.knownNamespace(parts[2]):
+		c.tell(config.UnknownIdentity, config.Info, p.Resource, field, principal, fmt.Sprintf("nothing is known of the namespace %s: no caller is of it", parts[2]),
+			"correct the namespace")
+	}
+}
+
+func (c *checker) knownNamespace(namespace string) bool {
+	if c.namespaces == nil {
+		c.namespaces = map[string]bool{c.s.Mesh.GetRootNamespace(): true}
+		for _, svc := range c.w.services {
+			c.namespaces[svc.Namespace] = true
+		}
+		for _, ns := range c.s.Registry.Namespaces() {
+			c.namespaces[ns] = true
+		}
+		for _, list := range c.s.resources {
+			for _, r := range list {
+				c.namespaces[r.Namespace] = true
+			}
+		}
+	}
+	return c.namespaces[namespace]
+}
