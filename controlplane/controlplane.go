@@ -20,6 +20,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
@@ -57,8 +58,10 @@ type Config struct {
 	// https://mesh.example; default: the port for tokens itself, or by the name istiod.istio-system.svc when Address is
 	// all of this machine's.
 	TokenIssuer string
-	Debounce    Debounce
-	Logger      *slog.Logger
+	// Keys says how the keys of RequestAuthentications are fetched.
+	Keys     KeyFetching
+	Debounce Debounce
+	Logger   *slog.Logger
 }
 
 // lastGoodFile is in the state directory. Its name has no ending: the state directory may be inside a configuration
@@ -112,6 +115,7 @@ type Server struct {
 	discovery *xds.Server
 	feed      *feed
 	findings  *findings
+	keys      *jwks.Fetcher
 	registry  *prometheus.Registry
 	ports     *listeners
 
@@ -128,7 +132,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, log: cfg.Logger, registry: prometheus.NewRegistry()}
-	for _, step := range []func() error{s.readMesh, s.loadAuthority, s.openStores, s.composeDiscovery, s.openPorts} {
+	for _, step := range []func() error{s.readMesh, s.loadAuthority, s.openStores, s.openKeys, s.composeDiscovery, s.openPorts} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -187,6 +191,7 @@ func (s *Server) composeDiscovery() (err error) {
 	s.feed = &feed{
 		findings: s.findings,
 		store:    s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
+		keys: s.keys, keysByProxy: s.cfg.Keys.ByProxy,
 		server: s.discovery, metrics: newMetrics(s.registry), log: s.log,
 		wake: make(chan struct{}, 1), changed: map[config.Key]struct{}{},
 	}
@@ -207,6 +212,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop() // before waiting
 	background.Go(func() { s.feed.run(ctx) })
 	background.Go(func() { s.findings.run(ctx) })
+	background.Go(func() { _ = s.keys.Run(ctx) }) // ends with the context only
 	if s.dirs != nil {
 		background.Go(func() {
 			if err := s.dirs.Run(ctx); err != nil {
@@ -266,6 +272,9 @@ func (s *Server) problems() []config.Problem {
 		all = append(all, s.dirs.Problems()...)
 	}
 	all = append(all, s.joined.Problems()...)
+	if latest := s.feed.snapshot(); latest != nil {
+		all = append(all, keyProblems(latest, s.keys.Failures())...)
+	}
 	return append(config.Unsuppressed(all, s.joined), s.findings.problems()...)
 }
 

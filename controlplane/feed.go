@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
@@ -22,6 +24,8 @@ type feed struct {
 	mesh        func() *meshconfig.MeshConfig
 	trustDomain string
 	virtual     netip.Prefix
+	keys        *jwks.Fetcher
+	keysByProxy bool
 	debounce    Debounce
 	server      *xds.Server
 	metrics     *metrics
@@ -38,6 +42,7 @@ type feed struct {
 	latest  *snapshot.Snapshot
 
 	// The rest is of the goroutine that builds.
+	keySets          *snapshot.KeySets
 	given, completed *meshconfig.MeshConfig // of the last build: as the source gave it, and with the trust domain
 }
 
@@ -137,7 +142,7 @@ func (f *feed) build() {
 	}
 	start := time.Now()
 	previous := f.snapshot()
-	next := snapshot.Build(previous, snapshot.Inputs{Store: f.store, Mesh: f.meshConfig(), Virtual: f.virtual}, keys)
+	next := snapshot.Build(previous, f.inputs(), keys)
 	change := snapshot.Diff(previous, next, keys)
 	f.mu.Lock()
 	f.latest = next
@@ -147,8 +152,28 @@ func (f *feed) build() {
 	f.busy = false
 	f.mu.Unlock()
 	f.metrics.built(start, since)
+	f.keys.Want(next.KeyAddresses())
 	f.log.Debug("configuration pushed", "changed", len(keys), "full", change.Full, "build", time.Since(start))
 	f.findings.note()
+}
+
+// inputs are what the next snapshot is built from. Unchanged keys are the same pointer.
+func (f *feed) inputs() snapshot.Inputs {
+	if sets := f.keys.Sets(); f.keySets == nil || !maps.Equal(f.keySets.ByAddress, sets) {
+		f.keySets = &snapshot.KeySets{ByAddress: sets}
+	}
+	return snapshot.Inputs{
+		Store: f.store, Mesh: f.meshConfig(), Virtual: f.virtual, Keys: f.keySets, KeysByProxy: f.keysByProxy,
+	}
+}
+
+// noteKeys records that keys of token issuers changed.
+func (f *feed) noteKeys() {
+	var changed []config.Key
+	for _, r := range f.store.List(config.RequestAuthentication) {
+		changed = append(changed, r.Key)
+	}
+	f.note(changed)
 }
 
 // meshConfig completes the mesh configuration by the trust domain, which the authority decides. An unchanged

@@ -34,6 +34,8 @@ const (
 	UnknownDelegate        Code = "PF0107"
 	UnknownCredential      Code = "PF0108"
 	UnknownIdentity        Code = "PF0109"
+	KeysNotFetched         Code = "PF0110"
+	UnknownProvider        Code = "PF0111"
 )
 
 // Documents that contradict each other.
@@ -113,6 +115,8 @@ var codes = []CodeInfo{
 	{UnknownDelegate, "unknown delegate", "A VirtualService delegates to one that does not exist, or that may not be delegated to.", "Correct the delegate's name and namespace; a delegate has no hosts and no gateways."},
 	{UnknownCredential, "unknown credential", "A certificate is named that is not there.", "Add the Secret, or correct its name."},
 	{UnknownIdentity, "unknown identity", "A policy names a namespace or service account that no known workload has.", "Correct the name; the form of a principal is TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT."},
+	{KeysNotFetched, "keys not fetched", "The keys of a token issuer cannot be fetched; those from before stay in use, and without any all its tokens are refused.", "Make the address reachable for the control plane, correct it, or give the keys in jwks."},
+	{UnknownProvider, "unknown provider", "A policy names an external authorizer that the mesh configuration does not define, or that cannot be asked: what its rules match is denied.", "Add the provider to extensionProviders of the mesh configuration, or correct its name."},
 
 	{HostTaken, "host taken", "Two VirtualServices have routes for one host; sidecars follow the older one only.", "Put all routes of the host into one VirtualService, or delegate."},
 	{UnreachableRoute, "unreachable route", "A route or match is never reached, since one before it takes all that it matches.", "Move the more special match first, or remove it."},

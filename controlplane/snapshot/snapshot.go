@@ -25,6 +25,8 @@ type Inputs struct {
 	Virtual netip.Prefix
 	// Keys are those of token issuers that were fetched. A changed set has to be another pointer.
 	Keys *KeySets
+	// KeysByProxy lets proxies fetch the keys of token issuers that are services of the mesh.
+	KeysByProxy bool
 }
 
 // Snapshot is the mesh at one moment. It is immutable and safe for concurrent use.
@@ -36,6 +38,8 @@ type Snapshot struct {
 	Registry *registry.Registry
 	// Cache holds what was made of this snapshot and those before it.
 	Cache *Cache
+	// KeysByProxy: proxies fetch the keys of token issuers that are services of the mesh.
+	KeysByProxy bool
 	// Own holds what was made of this snapshot alone.
 	Own *Cache
 
@@ -99,7 +103,7 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	if b.all {
 		b.keys = nil
 	}
-	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, Own: newCache(), Mesh: b.prev.Mesh, keys: in.Keys}
+	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, Own: newCache(), Mesh: b.prev.Mesh, keys: in.Keys, KeysByProxy: in.KeysByProxy}
 	if b.next.Mesh == nil || b.prev.given != in.Mesh {
 		b.next.Mesh = WithDefaults(in.Mesh)
 	}

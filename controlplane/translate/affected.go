@@ -121,7 +121,7 @@ func (a *affected) local(svc *registry.Service) bool {
 
 // listensForServices says whether listeners depend on which services there are, and which ports they have.
 func (a *affected) listensForServices() bool {
-	return a.p.Type == Router || a.p.Interception != None || len(a.p.Upstreams) > 0
+	return a.p.Type == Router || a.p.Interception != None || len(a.p.Upstreams) > 0 || a.s.KeysByProxy
 }
 
 // resource adds what one version of a rule or policy has a part in.

@@ -1,9 +1,13 @@
 package translate
 
 import (
+	"cmp"
 	"fmt"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	jwtv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/jwt_authn/v3"
@@ -12,6 +16,13 @@ import (
 	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// How proxies fetch keys, where they do.
+const (
+	keysTimeout = 5 * time.Second
+	keysRefresh = 20 * time.Minute
 )
 
 const (
@@ -101,22 +112,66 @@ func spaceDelimited(more []string) []string {
 	return out
 }
 
-// jwtKeys gives a provider its keys: those of the rule, or those that were fetched.
+// jwtKeys gives a provider its keys: those of the rule, or those that were fetched, or where the proxy fetches them.
 func (v view) jwtKeys(p *jwtv3.JwtProvider, rule jwtRule) {
-	keys := rule.GetJwks()
-	if address := config.KeysAddress(rule.JWTRule); address != "" {
-		keys, _ = v.s.Keys(address)
-	} else if public, err := config.PublicKeys([]byte(keys)); err == nil {
-		keys = string(public)
-	} else {
-		keys = ""
-	}
-	if keys == "" {
-		keys = unknownKeys
+	if remote := v.remoteKeys(rule.JWTRule); remote != nil {
+		p.JwksSourceSpecifier = &jwtv3.JwtProvider_RemoteJwks{RemoteJwks: remote}
+		return
 	}
 	p.JwksSourceSpecifier = &jwtv3.JwtProvider_LocalJwks{LocalJwks: &corev3.DataSource{
-		Specifier: &corev3.DataSource_InlineString{InlineString: keys},
+		Specifier: &corev3.DataSource_InlineString{InlineString: cmp.Or(v.keys(rule.JWTRule), unknownKeys)},
 	}}
+}
+
+func (v view) keys(rule *security.JWTRule) string {
+	if address := config.KeysAddress(rule); address != "" {
+		keys, _ := v.s.Keys(address)
+		return keys
+	}
+	keys, err := config.PublicKeys([]byte(rule.GetJwks()))
+	if err != nil {
+		return ""
+	}
+	return string(keys)
+}
+
+// remoteKeys lets the proxy fetch the keys, where that is wanted and they are at a service that it sees; nil otherwise.
+// How it speaks to that service is the service's DestinationRule's affair, also for an address of HTTPS.
+func (v view) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
+	if !v.s.KeysByProxy || rule.GetJwksUri() == "" {
+		return nil
+	}
+	at, err := url.Parse(rule.GetJwksUri())
+	if err != nil {
+		return nil
+	}
+	port := uint64(map[string]int{"http": 80, "https": 443}[at.Scheme])
+	if at.Port() != "" {
+		if port, err = strconv.ParseUint(at.Port(), 10, 16); err != nil {
+			return nil
+		}
+	}
+	svc := v.scope.Resolve(at.Hostname(), v.p.Namespace)
+	if svc == nil {
+		return nil
+	}
+	if known, ok := svc.Port(uint32(port)); !ok || known.Protocol == registry.UDP {
+		return nil
+	}
+	timeout := rule.GetTimeout()
+	if timeout == nil {
+		timeout = duration(keysTimeout)
+	}
+	return &jwtv3.RemoteJwks{
+		HttpUri: &corev3.HttpUri{
+			Uri:              rule.GetJwksUri(),
+			HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: OutboundCluster(svc.Hostname, "", uint32(port))},
+			Timeout:          timeout,
+		},
+		CacheDuration: duration(keysRefresh),
+		// Without waiting: a listener must not hang on an issuer that is away.
+		AsyncFetch: &jwtv3.JwksAsyncFetch{FastListener: true},
+	}
 }
 
 // jwtRequirement is that every token that is there is good. Where an issuer has several rules, a token that is good by
