@@ -225,6 +225,9 @@ func (r *planeRun) comeBack() error {
 
 // change makes an edit several times.
 func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds int) error {
+	if rounds == 0 {
+		return nil
+	}
 	var p50, most, cpus, bytes, responses []float64
 	for range rounds {
 		if name == "service removed" { // there has to be one

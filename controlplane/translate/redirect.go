@@ -59,7 +59,8 @@ func (v view) captured(name string, port uint32, direction corev3.TrafficDirecti
 func outboundListeners(v view) []*listenerv3.Listener {
 	var out []*listenerv3.Listener
 	taken := map[netip.AddrPort]bool{}
-	add := func(at netip.AddrPort, filters ...*listenerv3.Filter) {
+	// The filters are made for the first service of an address only: all the others of a port share them.
+	add := func(at netip.AddrPort, filters func() []*listenerv3.Filter) {
 		if taken[at] {
 			return
 		}
@@ -69,7 +70,7 @@ func outboundListeners(v view) []*listenerv3.Listener {
 			v.onAllAddresses(l, uint32(at.Port()))
 		}
 		l.BindToPort = boolean(false)
-		l.FilterChains = []*listenerv3.FilterChain{{Name: l.Name, Filters: filters}}
+		l.FilterChains = []*listenerv3.FilterChain{{Name: l.Name, Filters: filters()}}
 		out = append(out, l)
 	}
 	for _, svc := range v.scope.Services {
@@ -79,13 +80,17 @@ func outboundListeners(v view) []*listenerv3.Listener {
 			case port.Protocol == registry.UDP:
 			case port.Protocol.IsHTTP():
 				name := strconv.FormatUint(uint64(port.Number), 10)
-				add(wildcard(port.Number), v.hcmFilter(hcm{
-					traffic: t, statPrefix: "outbound_" + listenerName(wildcard(port.Number)), rds: name,
-				}))
+				add(wildcard(port.Number), func() []*listenerv3.Filter {
+					return []*listenerv3.Filter{v.hcmFilter(hcm{
+						traffic: t, statPrefix: "outbound_" + listenerName(wildcard(port.Number)), rds: name,
+					})}
+				})
 			default:
 				cluster := OutboundCluster(svc.Hostname, "", port.Number)
 				for _, addr := range svc.Addresses {
-					add(netip.AddrPortFrom(addr, uint16(port.Number)), v.tcpFilters(t, cluster, v.tcpShares(svc, port.Number))...)
+					add(netip.AddrPortFrom(addr, uint16(port.Number)), func() []*listenerv3.Filter {
+						return v.tcpFilters(t, cluster, v.tcpShares(svc, port.Number))
+					})
 				}
 			}
 		}
