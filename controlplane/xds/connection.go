@@ -42,6 +42,7 @@ type connection struct {
 	settle    *time.Timer // running while removals wait for a reconnecting client's other requests
 	settling  bool
 	owed      map[string]struct{} // assignments to send as soon as the client asks for any, whatever it says it has
+	apart     apart
 	nonces    uint64
 	state     State
 	version   string
@@ -61,13 +62,13 @@ func (s *Server) serve(w wire) error {
 	c := &connection{
 		server: s, wire: w, ctx: ctx, connected: time.Now(), log: s.cfg.Logger,
 		requests: make(chan *request), recvErr: make(chan error, 1), wake: make(chan struct{}, 1), calls: make(chan func()),
-		owed: map[string]struct{}{}, subs: map[string]*subscription{},
+		owed: map[string]struct{}{}, apart: newApart(), subs: map[string]*subscription{},
 	}
 	identity, err := s.cfg.Identify(ctx)
 	if err != nil {
 		return err
 	}
-	c.peer = Peer{Address: peerAddress(ctx), Identity: identity}
+	c.peer = Peer{Address: peerAddress(ctx), Identity: identity, Delta: w.protocol() == deltaProtocol}
 	go c.receive()
 	select {
 	case <-s.stopping:

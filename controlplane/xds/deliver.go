@@ -49,9 +49,15 @@ func (c *connection) answered(sub *subscription, r *request) *sent {
 	}
 	if r.refusal == nil {
 		sub.ack(b)
+		if sub.typeURL == RouteType {
+			c.apart.has(b.versions)
+		}
 		return b
 	}
 	rejection := sub.nack(b, r.refusal.GetMessage())
+	if sub.typeURL == RouteType {
+		c.apart.refused(b.versions)
+	}
 	c.server.metrics.rejects.WithLabelValues(shortType(sub.typeURL)).Inc()
 	c.log.Warn("client rejected configuration", "type", shortType(sub.typeURL), "resources", clip(rejection.Resources),
 		"reason", rejection.Reason)
@@ -84,6 +90,9 @@ func (c *connection) generate(sub *subscription, wildcard bool, names []string) 
 	c.mu.Lock()
 	sub.failed = err
 	c.mu.Unlock()
+	if sub.typeURL == RouteType {
+		c.apart.note(resources)
+	}
 	if err != nil {
 		c.server.metrics.generateErrors.WithLabelValues(shortType(sub.typeURL)).Inc()
 		c.log.Error("cannot generate resources; the client keeps what it has", "type", shortType(sub.typeURL), "error", err)
@@ -133,6 +142,11 @@ func (c *connection) respond(sub *subscription, resources []*Resource, removed [
 		typeURL: sub.typeURL, version: c.version, nonce: strconv.FormatUint(c.nonces, 10), resources: resources, removed: removed,
 	}
 	c.mu.Lock()
+	if sub.typeURL == RouteType {
+		for _, res := range resources {
+			c.apart.sending(res.Name, sub.known[res.Name] != unsure || c.apart.accepted[res.Name])
+		}
+	}
 	sub.record(r, c.wire.protocol() == sotwProtocol && impliesWildcard(sub.typeURL))
 	c.mu.Unlock()
 	c.server.metrics.pushes.WithLabelValues(shortType(sub.typeURL)).Inc()

@@ -10,16 +10,45 @@ func (c *connection) handleDelta(r *request) error {
 	}
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
-	c.answered(sub, r)
+	answer := c.answered(sub, r)
 	a := sub.subscribeDelta(r, fresh)
 	c.mu.Unlock()
+	if r.typeURL == RouteType {
+		if fresh {
+			c.apart.has(r.initial)
+		}
+		c.apart.dropped(r.unsubscribe)
+		return c.answerRoutes(sub, a, r, fresh)
+	}
+	if r.typeURL == VirtualHostType && answer != nil && r.refusal != nil {
+		if err := c.retryHosts(sub, answer); err != nil {
+			return err
+		}
+	}
+	return c.answer(sub, a, fresh)
+}
+
+func (c *connection) answer(sub *subscription, a ask, fresh bool) error {
 	switch {
+	case !fresh && a.empty():
+		return nil
+	case sub.typeURL == VirtualHostType:
+		return c.answerHosts(sub, a, fresh)
 	case fresh:
 		return c.answerFirst(sub, a)
-	case a.empty():
-		return nil
 	}
 	return c.answerMore(sub, a)
+}
+
+// answerRoutes answers a request for route configurations, and has their virtual hosts follow.
+func (c *connection) answerRoutes(sub *subscription, a ask, r *request, fresh bool) error {
+	if err := c.answer(sub, a, fresh); err != nil {
+		return err
+	}
+	if !fresh && a.empty() && len(r.unsubscribe) == 0 {
+		return nil
+	}
+	return c.followRoutes()
 }
 
 // ask is what a request newly asks for.

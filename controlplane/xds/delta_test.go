@@ -218,18 +218,18 @@ func TestEachRouteConfigurationGoesAlone(t *testing.T) {
 
 func TestUnservedTypesAreAnsweredSoThatNobodyWaits(t *testing.T) {
 	r, c := startSmall(t)
-	const vhds = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
+	const runtimes = "type.googleapis.com/envoy.service.runtime.v3.Runtime"
 	const secrets = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
-	c.subscribe(vhds)
-	if m := c.next(); show(m) != "VirtualHost" {
+	c.subscribe(runtimes)
+	if m := c.next(); show(m) != "Runtime" {
 		t.Fatal(show(m))
 	}
 	c.subscribe(secrets, "x", "*")
-	if m := c.next(); show(m) != "Secret -x" {
+	if m := c.next(); show(m) != "sds -x" {
 		t.Fatal(show(m))
 	}
 	c.subscribe(secrets, "y")
-	c.expect("Secret -y")
+	c.expect("sds -y")
 	r.push(small)
 	c.silence()
 	r.only("in sync although it confirmed nothing", func(s ClientStatus) bool { return s.InSync })

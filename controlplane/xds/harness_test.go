@@ -41,6 +41,9 @@ const (
 	nds = NameTableType
 )
 
+// wholeTypes are those whose resources stand by themselves.
+var wholeTypes = slices.DeleteFunc(slices.Clone(Order), func(t string) bool { return t == VirtualHostType })
+
 func (w world) with(typeURL, name, content string) world {
 	next := world{}
 	for t, resources := range w {

@@ -51,7 +51,8 @@ func counters(name, help string) *prometheus.CounterVec {
 }
 
 var shortTypes = map[string]string{
-	ClusterType: "cds", EndpointType: "eds", ListenerType: "lds", RouteType: "rds", NameTableType: "nds",
+	ClusterType: "cds", EndpointType: "eds", ListenerType: "lds", RouteType: "rds", VirtualHostType: "vhds",
+	SecretType: "sds", ExtensionType: "ecds", NameTableType: "nds",
 }
 
 // shortType is a type's name in metrics and logs. What is not served is one label: clients choose the names.

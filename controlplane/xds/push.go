@@ -73,6 +73,9 @@ func (c *connection) affected(change Change) (touches Touches, err error) {
 // update sends what the client lacks of what was touched of one type, and notes what has to be removed later. A type that
 // could not be generated before is tried again whole.
 func (c *connection) update(sub *subscription, t Touched) error {
+	if sub.typeURL == VirtualHostType {
+		return c.updateHosts(t)
+	}
 	t.All = t.All || sub.failed != nil
 	if c.wire.protocol() == sotwProtocol {
 		return c.updateSotw(sub, t)
@@ -88,7 +91,10 @@ func (c *connection) update(sub *subscription, t Touched) error {
 	if err := c.deliver(sub, d.send, d.removed, false); err != nil {
 		return err
 	}
-	return c.deliverAgain(sub, d)
+	if err := c.deliverAgain(sub, d); err != nil || sub.typeURL != RouteType {
+		return err
+	}
+	return c.followRoutes()
 }
 
 // compare generates what was touched, as far as the client subscribes to it, and compares it with what the client has.

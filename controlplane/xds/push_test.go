@@ -133,7 +133,7 @@ type model struct {
 
 func (m *model) connect(r *rig) {
 	m.deltaClient = r.delta()
-	for _, typeURL := range Order {
+	for _, typeURL := range wholeTypes {
 		var names []string
 		if !impliesWildcard(typeURL) {
 			names = modelNames
@@ -145,7 +145,7 @@ func (m *model) connect(r *rig) {
 // nothing is what a client has at first.
 func nothing() map[string]map[string]string {
 	has := map[string]map[string]string{}
-	for _, typeURL := range Order {
+	for _, typeURL := range wholeTypes {
 		has[typeURL] = map[string]string{}
 	}
 	return has
@@ -172,7 +172,7 @@ func (m *model) apply(resp *discoveryv3.DeltaDiscoveryResponse) {
 
 // lacks compares what the model has with the state.
 func (m *model) lacks(w world) string {
-	for _, typeURL := range Order {
+	for _, typeURL := range wholeTypes {
 		for name, content := range w[typeURL] {
 			if m.has[typeURL][name] != content {
 				return fmt.Sprintf("%s %s is %q, want %q", ShortType(typeURL), name, m.has[typeURL][name], content)
@@ -192,7 +192,7 @@ func (m *model) lacks(w world) string {
 func (m *model) converge(t *testing.T, r *rig, w world) {
 	t.Helper()
 	for range 10 {
-		r.push(w, Order...)
+		r.push(w, wholeTypes...)
 		for _, resp := range m.batch(r) {
 			m.apply(resp)
 		}
@@ -222,7 +222,7 @@ func unanswered(s ClientStatus) (n int) {
 func randomChange(rng *rand.Rand, w world) (world, []string) {
 	var types []string
 	for range 1 + rng.IntN(4) {
-		typeURL, name := Order[rng.IntN(len(Order))], modelNames[rng.IntN(len(modelNames))]
+		typeURL, name := wholeTypes[rng.IntN(len(wholeTypes))], modelNames[rng.IntN(len(modelNames))]
 		types = append(types, typeURL)
 		switch rng.IntN(4) {
 		case 0:

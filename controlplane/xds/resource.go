@@ -31,7 +31,9 @@ const (
 )
 
 // Order is the order in which types are sent when one push touches several: what is referred to goes first.
-var Order = []string{ClusterType, EndpointType, SecretType, ExtensionType, ListenerType, RouteType, NameTableType}
+var Order = []string{
+	ClusterType, EndpointType, SecretType, ExtensionType, ListenerType, RouteType, VirtualHostType, NameTableType,
+}
 
 // Resource is one marshalled xDS resource. It is immutable and shared by all connections that are sent it.
 type Resource struct {
@@ -42,6 +44,8 @@ type Resource struct {
 	// Endpoints is set on a cluster that gets its endpoints by EDS: the name of the assignment that has to follow the
 	// cluster on the same stream each time the cluster is sent, or the cluster stays warming.
 	Endpoints string
+	// HostsApart is set on a route configuration whose virtual hosts are resources of their own, and go behind it.
+	HostsApart bool
 
 	wrapped *discoveryv3.Resource // what delta responses carry: made once, like the body
 }
@@ -93,6 +97,8 @@ type Peer struct {
 	Address string
 	// Identity is the SPIFFE ID that the peer proved by token or certificate; empty on the plaintext port.
 	Identity string
+	// Delta says which protocol the stream is of. Only in this one can parts of a resource be sent by themselves.
+	Delta bool
 }
 
 // Source makes resources for clients.
@@ -152,6 +158,7 @@ type Proxy interface {
 	// neither generated nor removed, so that a change costs what it concerns, and not what there is.
 	Affected(state State, change Change) Touches
 	// Generate gives the resources of a type: all that the client should have when wildcard, and besides those that it
-	// names. A name without a resource is left out. The order is free; names are unique.
+	// names. A name without a resource is left out. The order is free; names are unique. Of virtual hosts there is no
+	// whole: with wildcard the names are of route configurations, of which all virtual hosts are meant.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
 }

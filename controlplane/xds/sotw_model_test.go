@@ -19,7 +19,7 @@ type sotwModel struct {
 
 func (m *sotwModel) connect(t *testing.T, r *rig) {
 	m.sotwClient = r.sotw(t)
-	for _, typeURL := range Order {
+	for _, typeURL := range wholeTypes {
 		if impliesWildcard(typeURL) {
 			m.want(typeURL)
 		} else {
@@ -49,7 +49,7 @@ func (m *sotwModel) apply(resp *discoveryv3.DiscoveryResponse) {
 }
 
 func (m *sotwModel) lacks(w world) string {
-	for _, typeURL := range Order {
+	for _, typeURL := range wholeTypes {
 		for name, content := range w[typeURL] {
 			if m.has[typeURL][name] != content {
 				return fmt.Sprintf("%s %s is %q, want %q", ShortType(typeURL), name, m.has[typeURL][name], content)
@@ -67,7 +67,7 @@ func (m *sotwModel) lacks(w world) string {
 func (m *sotwModel) converge(t *testing.T, r *rig, w world) {
 	t.Helper()
 	for range 10 {
-		r.push(w, Order...)
+		r.push(w, wholeTypes...)
 		r.only("all answers", func(s ClientStatus) bool {
 			select {
 			case resp := <-m.got:
@@ -75,7 +75,7 @@ func (m *sotwModel) converge(t *testing.T, r *rig, w world) {
 				m.apply(resp)
 			default:
 			}
-			return !s.Pushing && unanswered(s) == 0 && len(s.Types) == len(Order)
+			return !s.Pushing && unanswered(s) == 0 && len(s.Types) == len(wholeTypes)
 		})
 		if m.lacks(w) == "" {
 			return

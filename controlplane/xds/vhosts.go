@@ -1,0 +1,248 @@
+package xds
+
+import (
+	"slices"
+	"strings"
+)
+
+// A route configuration may leave its virtual hosts to resources of their own, so that one of them can change without
+// the others. Envoy asks for them once, for all its route configurations: what it should have follows from the route
+// configurations that it was sent. It accepts virtual hosts that it has no place for, drops them, and claims to have them
+// when it comes back; so they are sent behind their route configuration only, and taken back when it is no longer asked
+// for.
+
+// apart is what is known of the route configurations whose virtual hosts are sent apart.
+type apart struct {
+	routes map[string]bool // the route configurations that are made so, of those generated for the client
+	placed map[string]bool // those whose virtual hosts the client was sent, or has from before
+	fresh  map[string]bool // those that the client did not have when they were sent: they come without virtual hosts
+	// accepted are those that the client has in some version.
+	accepted map[string]bool
+}
+
+func newApart() apart {
+	return apart{routes: map[string]bool{}, placed: map[string]bool{}, fresh: map[string]bool{}, accepted: map[string]bool{}}
+}
+
+// routeOf is the route configuration that a virtual host is of, by its resource's name.
+func routeOf(name string) string { return name[:max(0, strings.LastIndexByte(name, '/'))] }
+
+// note books which route configurations have their virtual hosts apart.
+func (a *apart) note(routes []*Resource) {
+	for _, r := range routes {
+		if r.HostsApart {
+			a.routes[r.Name] = true
+		} else {
+			delete(a.routes, r.Name)
+		}
+	}
+}
+
+// sending books that a route configuration goes to the client, which may have had it, or not.
+func (a *apart) sending(name string, had bool) {
+	if !had {
+		delete(a.placed, name)
+		a.fresh[name] = true
+	}
+}
+
+// refused books that the client refused route configurations. Where it has none from before it dropped what came behind.
+func (a *apart) refused(names map[string]string) {
+	for name := range names {
+		if !a.accepted[name] {
+			delete(a.placed, name)
+			a.fresh[name] = true
+		}
+	}
+}
+
+// has books that the client has route configurations.
+func (a *apart) has(names map[string]string) {
+	for name := range names {
+		a.accepted[name] = true
+	}
+}
+
+// dropped books that the client has no use for a route configuration any more.
+func (a *apart) dropped(names []string) {
+	for _, name := range names {
+		delete(a.accepted, name)
+	}
+}
+
+// hosts is the client's subscription to virtual hosts; nil before its first request for any.
+func (c *connection) hosts() *subscription {
+	if sub, ok := c.subs[VirtualHostType]; ok && sub.asked {
+		return sub
+	}
+	return nil
+}
+
+// answerHosts answers a request for virtual hosts. The first one asks for those of all route configurations, whatever it
+// says; what the client names later is answered like any other name.
+func (c *connection) answerHosts(sub *subscription, a ask, fresh bool) error {
+	if !fresh {
+		return c.answerMore(sub, a)
+	}
+	if err := c.followRoutes(); err != nil {
+		return err
+	}
+	// What is left over may belong to route configurations that the client has not asked for yet on this stream.
+	var strangers []string
+	for name := range sub.known {
+		if !c.apart.placed[routeOf(name)] {
+			strangers = append(strangers, name)
+		}
+	}
+	if len(strangers) == 0 {
+		return nil
+	}
+	c.removeLater(sub, strangers, Touched{All: true})
+	c.awaitQuiet()
+	return nil
+}
+
+// followRoutes brings the virtual hosts in line with the route configurations that the client has and asks for.
+func (c *connection) followRoutes() error {
+	hosts, routes := c.hosts(), c.subs[RouteType]
+	if hosts == nil || routes == nil || c.wire.protocol() != deltaProtocol {
+		return nil
+	}
+	for _, route := range mapKeys(c.apart.placed) {
+		if _, wanted := routes.names[route]; !wanted {
+			if err := c.takeBack(hosts, route); err != nil {
+				return err
+			}
+		}
+	}
+	for _, route := range mapKeys(routes.names) {
+		if !c.apart.routes[route] || c.apart.placed[route] || routes.known[route] == unsure {
+			continue
+		}
+		if err := c.place(hosts, route); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeBack removes the virtual hosts of a route configuration that the client no longer has, which it still counts.
+func (c *connection) takeBack(hosts *subscription, route string) error {
+	delete(c.apart.placed, route)
+	delete(c.apart.fresh, route)
+	return c.deliver(hosts, nil, hosts.knownOf(route), false)
+}
+
+// place sends all virtual hosts of a route configuration that the client lacks. A client that has just got the route
+// configuration waits for them, even if there are none.
+func (c *connection) place(hosts *subscription, route string) error {
+	want, err := c.generate(hosts, true, []string{route})
+	if err != nil {
+		return nil
+	}
+	c.mu.Lock()
+	if c.apart.fresh[route] {
+		for _, name := range hosts.knownOf(route) {
+			hosts.forget(name)
+		}
+	}
+	c.mu.Unlock()
+	c.apart.placed[route] = true
+	delete(c.apart.fresh, route)
+	if len(want) == 0 && len(hosts.knownOf(route)) == 0 {
+		return c.deliver(hosts, nil, []string{route + "/none"}, false)
+	}
+	return c.deliverHosts(hosts, hosts.diffOf(hosts.knownOf(route), want))
+}
+
+// updateHosts sends what the client lacks of the virtual hosts that were touched.
+func (c *connection) updateHosts(t Touched) error {
+	hosts := c.hosts()
+	if hosts == nil {
+		return nil
+	}
+	t.All = t.All || hosts.failed != nil
+	names := mapKeys(c.apart.placed)
+	if t.All {
+		if len(names) == 0 {
+			return nil
+		}
+		want, err := c.generate(hosts, true, names)
+		if err != nil {
+			return nil
+		}
+		return c.deliverHosts(hosts, hosts.diff(want, nil))
+	}
+	names = slices.DeleteFunc(slices.Clone(t.Names), func(name string) bool { return !c.apart.placed[routeOf(name)] })
+	slices.Sort(names)
+	names = slices.Compact(names)
+	want, err := c.generate(hosts, false, names)
+	if err != nil {
+		return nil
+	}
+	return c.deliverHosts(hosts, hosts.diffOf(names, want))
+}
+
+// deliverHosts sends one response for each route configuration: Envoy refuses a response whole, and checks the domains of
+// each route configuration together, so that one which moves must be in one response.
+func (c *connection) deliverHosts(hosts *subscription, d difference) error {
+	byRoute := map[string]*difference{}
+	of := func(name string) *difference {
+		route := routeOf(name)
+		if byRoute[route] == nil {
+			byRoute[route] = &difference{}
+		}
+		return byRoute[route]
+	}
+	for _, r := range d.send {
+		one := of(r.Name)
+		one.send = append(one.send, r)
+	}
+	for _, name := range d.removed {
+		one := of(name)
+		one.removed = append(one.removed, name)
+	}
+	for _, route := range mapKeys(byRoute) {
+		if err := c.deliver(hosts, byRoute[route].send, byRoute[route].removed, false); err != nil {
+			return err
+		}
+	}
+	return c.deliverAgain(hosts, d)
+}
+
+// retryHosts sends the good ones of a refused response again at once, in parts: the bad one among them has kept all
+// virtual hosts of its route configuration away, or as they were.
+func (c *connection) retryHosts(hosts *subscription, refused *sent) error {
+	routes := map[string]bool{}
+	for name := range refused.versions {
+		routes[routeOf(name)] = true
+	}
+	for _, name := range refused.removed {
+		routes[routeOf(name)] = true
+	}
+	for _, route := range mapKeys(routes) {
+		if !c.apart.placed[route] {
+			continue
+		}
+		want, err := c.generate(hosts, true, []string{route})
+		if err != nil {
+			return nil
+		}
+		if err := c.deliverHosts(hosts, hosts.diffOf(hosts.knownOf(route), want)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// knownOf gives the virtual hosts of a route configuration that the client has, sorted.
+func (s *subscription) knownOf(route string) []string {
+	var names []string
+	for name := range s.known {
+		if routeOf(name) == route {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
