@@ -26,6 +26,7 @@ func (s source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xd
 	if err != nil { // what was fine without the identity does not fit it
 		return nil, s.refuse(codes.PermissionDenied, peer, err)
 	}
+	p.HostsApart = peer.Delta && p.TakesHostsApart()
 	return proxy{p}, nil
 }
 
@@ -65,6 +66,11 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 		return translate.Endpoints(s, p.Proxy, names)
 	case xds.RouteType:
 		return translate.Routes(s, p.Proxy, names)
+	case xds.VirtualHostType:
+		if wildcard {
+			return translate.VirtualHosts(s, p.Proxy, names)
+		}
+		return translate.NamedVirtualHosts(s, p.Proxy, names)
 	case xds.SecretType:
 		return translate.Secrets(s, p.Proxy, names)
 	case xds.ExtensionType:

@@ -2,7 +2,6 @@ package registry
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 )
 
@@ -74,9 +73,6 @@ func (r *Registry) ResolveHostname(name, namespace string) string {
 	}
 	return full
 }
-
-// Hosts are the services of a hostname, by namespace. The slice is the caller's.
-func (r *Registry) Hosts(hostname string) []*Service { return slices.Clone(r.byHost[hostname]) }
 
 // Namesake says whether another service goes by a name that a service of the present or the past goes by, if only by its
 // short one in some namespace: which of the two a document means depends on which there are.

@@ -35,7 +35,15 @@ type Scope struct {
 	rules    map[*registry.Service]*DestinationRule
 	vsByHost hostTable[*VirtualService]
 	egress   egressHosts
+	memory   sync.Map            // what others derived of the scope, by their keys
 	targets  map[string]struct{} // hosts that the rules route to, where a Sidecar narrows the scope
+}
+
+// Memo gives what was derived of the scope under a key, and has it made if it was not. The key has to hold all that it
+// depends on beside the scope.
+func (sc *Scope) Memo(key any, derive func() any) any {
+	made, _ := sc.memory.LoadOrStore(key, sync.OnceValue(derive))
+	return made.(func() any)()
 }
 
 // Resolve finds the service that a document of the namespace means by a host; nil when it is not seen.

@@ -2,6 +2,7 @@ package translate
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -43,12 +44,12 @@ func (a *affected) all(types ...string) { a.touches.AddAll(types...) }
 func (a *affected) services(change snapshot.Change) {
 	for _, svc := range change.Services {
 		if a.local(svc) {
-			a.all(xds.ClusterType, xds.ListenerType, xds.RouteType)
+			a.all(xds.ClusterType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 		}
 		if a.scope.MaySee(svc) {
 			a.namesake(svc)
 			a.clusters(svc, xds.ClusterType, xds.EndpointType)
-			a.all(xds.RouteType, xds.NameTableType)
+			a.all(xds.RouteType, xds.VirtualHostType, xds.NameTableType)
 			if a.listensForServices() {
 				a.all(xds.ListenerType)
 			}
@@ -67,7 +68,7 @@ func (a *affected) services(change snapshot.Change) {
 			}
 		}
 		if a.local(svc) && slices.ContainsFunc(svc.Ports, func(port registry.Port) bool { return port.TargetPortName != "" }) {
-			a.all(xds.ClusterType, xds.ListenerType, xds.RouteType)
+			a.all(xds.ClusterType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 		}
 	}
 }
@@ -98,7 +99,7 @@ func (a *affected) clusters(svc *registry.Service, types ...string) {
 // ports are those of the service, and of others with its hostname, which it may have stood behind or put behind it.
 func (a *affected) ports(svc *registry.Service) map[uint32]bool {
 	ports := map[uint32]bool{}
-	for _, s := range append(a.s.Registry.Hosts(svc.Hostname), svc) {
+	for _, s := range append(slices.Clone(a.s.Registry.ByHostname(svc.Hostname)), svc) {
 		for _, port := range s.Ports {
 			ports[port.Number] = true
 		}
@@ -135,7 +136,7 @@ func (a *affected) resource(r *config.Resource) {
 		a.destinationRule(r, spec)
 	case *networking.Gateway:
 		if a.p.Type == Router && snapshot.Selects(spec.GetSelector(), a.p.Labels) {
-			a.all(xds.ListenerType, xds.RouteType)
+			a.all(xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 		}
 	case *networking.Sidecar:
 		if a.p.Type == Sidecar && near {
@@ -161,14 +162,63 @@ func (a *affected) virtualService(r *config.Resource, spec *networking.VirtualSe
 	if !a.s.RuleVisibleTo(r, a.p.Namespace) || !a.bound(r, spec) {
 		return
 	}
-	a.all(xds.RouteType)
+	a.routes(r, spec)
 	if len(spec.GetTcp())+len(spec.GetTls()) > 0 {
 		a.all(xds.ListenerType)
 	}
 	// Where a Sidecar narrows the scope, rules widen it by what they route to.
 	if a.scope.Sidecar != nil {
-		a.all(xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.NameTableType)
+		a.all(xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.VirtualHostType, xds.NameTableType)
 	}
+}
+
+// routes adds the virtual hosts of the hosts that rules are for.
+func (a *affected) routes(r *config.Resource, spec *networking.VirtualService) {
+	if !a.p.HostsApart || len(a.p.Upstreams) > 0 {
+		a.all(xds.RouteType)
+	}
+	if !a.p.HostsApart {
+		return
+	}
+	// Rules without hosts are a part of others; at a gateway they meet those of other rules for the same host.
+	if len(spec.GetHosts()) == 0 || a.p.Type == Router {
+		a.all(xds.VirtualHostType)
+		return
+	}
+	for _, h := range spec.GetHosts() {
+		host := a.scope.Hostname(h, r.Namespace)
+		a.hostApart(host, 80) // of a host that is no service
+		for _, svc := range a.matching(host) {
+			for _, port := range svc.Ports {
+				a.hostApart(svc.Hostname, port.Number)
+			}
+		}
+	}
+}
+
+// hostApart adds the virtual host of a host's port.
+func (a *affected) hostApart(host string, port uint32) {
+	route := httpProxyRoute
+	if a.p.Interception != None {
+		route = strconv.FormatUint(uint64(port), 10)
+	}
+	a.touches.Add(xds.VirtualHostType, route+"/"+planned{host: host, port: port}.name())
+}
+
+// matching are the services that a rule's host, which may be a pattern, stands for.
+func (a *affected) matching(host string) []*registry.Service {
+	var out []*registry.Service
+	if svc := a.scope.Service(host); svc != nil {
+		out = append(out, svc)
+	}
+	if strings.HasPrefix(host, "*") {
+		for _, svc := range a.scope.Services {
+			if svc.Hostname != host && snapshot.MatchHost(host, svc.Hostname) {
+				out = append(out, svc)
+			}
+		}
+	}
+	return out
 }
 
 // bound says whether the rules are for this proxy: for sidecars, or for a Gateway that it serves.
@@ -191,23 +241,11 @@ func (a *affected) destinationRule(r *config.Resource, spec *networking.Destinat
 	if r.Namespace != a.p.Namespace && !a.s.RuleVisibleTo(r, a.p.Namespace) {
 		return
 	}
-	a.ruled(a.scope.Hostname(spec.GetHost(), r.Namespace))
-	// What consistent hashing goes by is in the routes. A rule without it may hide one with it, or have hidden it.
-	if snapshot.Hashes(spec) || a.s.AnyHashing() {
-		a.all(xds.RouteType)
-	}
-}
-
-// ruled adds the clusters of the services that a rule's host, which may be a pattern, stands for.
-func (a *affected) ruled(host string) {
-	if svc := a.scope.Service(host); svc != nil {
+	for _, svc := range a.matching(a.scope.Hostname(spec.GetHost(), r.Namespace)) {
 		a.clusters(svc, xds.ClusterType, xds.EndpointType)
 	}
-	if strings.HasPrefix(host, "*") {
-		for _, svc := range a.scope.Services {
-			if snapshot.MatchHost(host, svc.Hostname) {
-				a.clusters(svc, xds.ClusterType, xds.EndpointType)
-			}
-		}
+	// What consistent hashing goes by is in the routes. A rule without it may hide one with it, or have hidden it.
+	if snapshot.Hashes(spec) || a.s.AnyHashing() {
+		a.all(xds.RouteType, xds.VirtualHostType)
 	}
 }

@@ -42,6 +42,10 @@ var affectedProxies = []string{
 	"sidecar captured.one 127.203.24.1 app=a INTERCEPTION_MODE=REDIRECT",
 	"router edge.edge 127.203.25.1 istio=edge",
 	"router other.edge 127.203.26.1 istio=other",
+	"sidecar apart.one 127.203.27.1 app=a version=v1 HOSTS_APART=yes",
+	"sidecar captured-apart.one 127.203.28.1 app=a INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
+	"sidecar narrow-apart.narrow 127.203.29.1 app=narrow INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
+	"router edge-apart.edge 127.203.31.1 istio=edge HOSTS_APART=yes",
 }
 
 const affectedMesh = `
@@ -145,7 +149,9 @@ func TestAffectedNeverMissesAType(t *testing.T) {
 		for _, description := range affectedProxies {
 			p := proxy(t, description)
 			after := versions(t, m.snap, p)
-			checkAffected(t, step+" for "+description, before[description], after, translate.Affected(m.snap, p, change))
+			touches := translate.Affected(m.snap, p, change)
+			checkAffected(t, step+" for "+description, before[description], after, touches)
+			checkNamed(t, step+" for "+description, m.snap, p, after, touches)
 			checkAffected(t, "all until "+step+" for "+description, first[description], after, translate.Affected(m.snap, p, all.(snapshot.Change)))
 			before[description] = after
 		}
@@ -160,6 +166,39 @@ func checkAffected(t *testing.T, what string, before, after map[string]map[strin
 			if !touched.All && !slices.Contains(touched.Names, name) {
 				t.Errorf("%s: %s %s differs, and is not among %v", what, typeURL, name, touched.Names)
 			}
+		}
+	}
+}
+
+// checkNamed: what is asked for by name is what there is of that name among all.
+func checkNamed(t *testing.T, what string, snap *snapshot.Snapshot, p *translate.Proxy, after map[string]map[string]string, affected xds.Touches) {
+	t.Helper()
+	named := map[string]func(*snapshot.Snapshot, *translate.Proxy, []string) ([]*xds.Resource, error){
+		xds.ClusterType: translate.NamedClusters, xds.EndpointType: translate.Endpoints, xds.VirtualHostType: translate.NamedVirtualHosts,
+	}
+	for typeURL, make := range named {
+		names := slices.Compact(slices.Sorted(slices.Values(affected[typeURL].Names)))
+		if affected[typeURL].All {
+			names = slices.Sorted(maps.Keys(after[typeURL]))
+		}
+		if len(names) == 0 {
+			continue
+		}
+		resources, err := make(snap, p, names)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := map[string]string{}, map[string]string{}
+		for _, r := range resources {
+			got[r.Name] = r.Version
+		}
+		for _, name := range names {
+			if version, ok := after[typeURL][name]; ok {
+				want[name] = version
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: %s by name are %v, and among all %v", what, typeURL, got, want)
 		}
 	}
 }

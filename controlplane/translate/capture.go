@@ -18,6 +18,8 @@ type capture interface {
 	routeNames(v view) []string
 	// route is the route configuration of a name, or nil when there is none.
 	route(v view, name string) (*xds.Resource, error)
+	// hostPlan are the virtual hosts of a sidecar's route configuration that has those of many services; nil of others.
+	hostPlan(v view, route string) *hostPlan
 	// ownClusters are those beside the services': the workload's ports, and what is outside the mesh.
 	ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 }

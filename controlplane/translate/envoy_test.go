@@ -166,6 +166,8 @@ func generate(snap *snapshot.Snapshot, p *translate.Proxy, typeURL string, names
 		return translate.Listeners(snap, p)
 	case xds.RouteType:
 		return translate.Routes(snap, p, names)
+	case xds.VirtualHostType:
+		return translate.VirtualHosts(snap, p, names)
 	case xds.NameTableType:
 		table, err := translate.NameTable(snap, p)
 		return []*xds.Resource{table}, err

@@ -248,18 +248,35 @@ func (gateway) routeNames(v view) []string {
 	return out
 }
 
-func (gateway) route(v view, name string) (*xds.Resource, error) {
+// serversOf are those whose requests follow a route configuration.
+func (v view) serversOf(route string) []server {
 	var servers []server
 	for _, s := range v.servers() {
-		if name != "" && s.route() == name {
+		if route != "" && s.route() == route {
 			servers = append(servers, s)
 		}
 	}
+	return servers
+}
+
+func (gateway) route(v view, name string) (*xds.Resource, error) {
+	servers := v.serversOf(name)
 	if len(servers) == 0 {
 		return nil, nil
 	}
-	return xds.NewResource(name, acceptable(v.gatewayRoutes(name, servers)))
+	routes := acceptable(v.gatewayRoutes(name, servers))
+	if !v.p.HostsApart {
+		return xds.NewResource(name, routes)
+	}
+	routes.VirtualHosts, routes.Vhds = nil, vhds()
+	r, err := xds.NewResource(name, routes)
+	if err == nil {
+		r.HostsApart = true
+	}
+	return r, err
 }
+
+func (gateway) hostPlan(view, string) *hostPlan { return nil }
 
 func (gateway) ownClusters(s *snapshot.Snapshot, _ *Proxy) []*clusterv3.Cluster {
 	return []*clusterv3.Cluster{blackHole(s)}

@@ -123,6 +123,7 @@ func proxy(t testing.TB, description string) *translate.Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.HostsApart = strings.Contains(description, "HOSTS_APART")
 	return p
 }
 

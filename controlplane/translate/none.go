@@ -113,13 +113,20 @@ func (none) routeNames(v view) []string {
 func (none) route(v view, name string) (*xds.Resource, error) {
 	if name == httpProxyRoute {
 		return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
-			return &routev3.RouteConfiguration{Name: name, ValidateClusters: boolean(false), VirtualHosts: v.httpProxyHosts()}
+			return v.routesOf(&routev3.RouteConfiguration{Name: name, ValidateClusters: boolean(false)}, none{}.hostPlan(v, name))
 		})
 	}
 	if strings.HasPrefix(name, "inbound|") {
 		return v.inboundRoute(name)
 	}
 	return v.serviceRoute(name)
+}
+
+func (none) hostPlan(v view, route string) *hostPlan {
+	if route != httpProxyRoute {
+		return nil
+	}
+	return v.plan(route, v.httpProxyHosts)
 }
 
 // serviceRoute is the route configuration "host:port" of a listener that is for one port of a service.

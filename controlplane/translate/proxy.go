@@ -20,6 +20,9 @@ func (p *Proxy) atLeast(major, minor uint32) bool {
 	return v[0] > major || v[0] == major && v[1] >= minor
 }
 
+// TakesHostsApart says whether the proxy's Envoy takes virtual hosts over the stream that everything comes over.
+func (p *Proxy) TakesHostsApart() bool { return p.atLeast(1, 37) }
+
 // Type is what a proxy is for.
 type Type string
 
@@ -65,6 +68,8 @@ type Proxy struct {
 	Publish map[uint32]netip.AddrPort
 	// EnvoyVersion is what the node says of its Envoy: major, minor, patch; zero when it does not say.
 	EnvoyVersion [3]uint32
+	// HostsApart: it gets virtual hosts by themselves, and not within their route configurations.
+	HostsApart bool
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
 }

@@ -201,14 +201,26 @@ func (redirect) route(v view, name string) (*xds.Resource, error) {
 		return nil, nil
 	}
 	return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
-		return &routev3.RouteConfiguration{
-			Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true, VirtualHosts: v.portHosts(uint32(port)),
-		}
+		return v.routesOf(&routev3.RouteConfiguration{
+			Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true,
+		}, v.portPlan(uint32(port)))
 	})
 }
 
+func (redirect) hostPlan(v view, route string) *hostPlan {
+	port, err := strconv.ParseUint(route, 10, 16)
+	if err != nil {
+		return nil
+	}
+	return v.portPlan(uint32(port))
+}
+
+func (v view) portPlan(number uint32) *hostPlan {
+	return v.plan(strconv.FormatUint(uint64(number), 10), func() []planned { return v.portHosts(number) })
+}
+
 // portHosts are the virtual hosts of the services that have an HTTP port of this number.
-func (v view) portHosts(number uint32) []*routev3.VirtualHost {
+func (v view) portHosts(number uint32) []planned {
 	taken := domains{}
 	full := map[*registry.Service][]string{}
 	var services []*registry.Service
@@ -218,21 +230,20 @@ func (v view) portHosts(number uint32) []*routev3.VirtualHost {
 			full[svc] = taken.take(svc.Hostname)
 		}
 	}
-	r := v.routing(snapshot.MeshGateway, number)
-	var hosts []*routev3.VirtualHost
+	var hosts []planned
 	for _, svc := range services {
 		names := full[svc]
 		for _, short := range v.shortNames(svc) {
 			names = append(names, taken.take(bracketed(short))...)
 		}
 		if len(names) > 0 {
-			hosts = append(hosts, virtualHost(svc.Hostname, number, names, r.serviceRoutes(svc)))
+			hosts = append(hosts, v.serviceHost(svc, number, names))
 		}
 	}
 	if number == 80 {
 		hosts = append(hosts, v.ruleHosts(func(host string) []string { return taken.take(host) }, number)...)
 	}
-	return append(hosts, v.otherHosts())
+	return hosts
 }
 
 func (redirect) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {

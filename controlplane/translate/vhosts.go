@@ -18,12 +18,20 @@ type routesKey struct {
 	scope  *snapshot.Scope
 	name   string
 	labels string // those that rules ask for, with their values
+	apart  bool   // without the virtual hosts
 }
 
 // cachedRoutes makes a route configuration once for all proxies that it is the same for.
 func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
-	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels()}
-	return v.s.Cache.Get(key, func() (*xds.Resource, error) { return xds.NewResource(name, acceptable(build())) })
+	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels(), apart: v.p.HostsApart}
+	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
+		routes := build()
+		r, err := xds.NewResource(name, acceptable(routes))
+		if err == nil {
+			r.HostsApart = routes.GetVhds() != nil
+		}
+		return r, err
+	})
 }
 
 // askedLabels are the proxy's labels as far as rules ask for the caller's.
@@ -51,12 +59,72 @@ func (d domains) take(wanted ...string) []string {
 	return out
 }
 
+// planned is a virtual host before its routes are made. What it is called, and which domains are its own, depends on all
+// others of its route configuration; what its routes are does not.
+type planned struct {
+	host    string
+	port    uint32
+	domains []string
+	// svc is whose host it is; nil for the host of a rule that is no service.
+	svc *registry.Service
+	// rule is what its requests follow; nil where a service has none.
+	rule *snapshot.VirtualService
+}
+
+func (h planned) name() string { return fmt.Sprintf("%s:%d", h.host, h.port) }
+
+// hostPlan are the virtual hosts of one route configuration, in their order, without the one for unknown hosts.
+type hostPlan struct {
+	hosts  []planned
+	byName map[string]int
+}
+
+func newHostPlan(hosts []planned) *hostPlan {
+	plan := &hostPlan{hosts: hosts, byName: make(map[string]int, len(hosts))}
+	for i, h := range hosts {
+		plan.byName[h.name()] = i
+	}
+	return plan
+}
+
+// planKey is the name of a route configuration in the memory of a scope.
+type planKey string
+
+// plan gives the virtual hosts of a route configuration, told apart once for all proxies of the scope.
+func (v view) plan(route string, tell func() []planned) *hostPlan {
+	return v.scope.Memo(planKey(route), func() any { return newHostPlan(tell()) }).(*hostPlan)
+}
+
+// virtualHost makes a planned one; nil when its rule has nothing for this caller.
+func (v view) virtualHost(h planned) *routev3.VirtualHost {
+	r := v.routing(snapshot.MeshGateway, h.port)
+	if h.svc != nil {
+		return virtualHost(h.host, h.port, h.domains, r.serviceRoutes(h.svc))
+	}
+	routes := r.routes(h.rule)
+	if len(routes) == 0 {
+		return nil
+	}
+	return virtualHost(h.host, h.port, h.domains, routes)
+}
+
+// wholeHosts makes all of a plan, and the one for unknown hosts.
+func (v view) wholeHosts(plan *hostPlan) []*routev3.VirtualHost {
+	var hosts []*routev3.VirtualHost
+	for _, h := range plan.hosts {
+		if made := v.virtualHost(h); made != nil {
+			hosts = append(hosts, made)
+		}
+	}
+	return append(hosts, v.otherHosts())
+}
+
 // httpProxyHosts are the virtual hosts for a workload that calls its sidecar as an HTTP proxy: requests to all ports of
 // all services arrive in one place, and are told apart by the port in their Host header.
-func (v view) httpProxyHosts() []*routev3.VirtualHost {
+func (v view) httpProxyHosts() []planned {
 	taken := domains{}
 	full := v.fullNames(taken)
-	var hosts []*routev3.VirtualHost
+	var hosts []planned
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
 			if !port.Protocol.IsHTTP() {
@@ -66,12 +134,14 @@ func (v view) httpProxyHosts() []*routev3.VirtualHost {
 			if len(names) == 0 {
 				continue
 			}
-			r := v.routing(snapshot.MeshGateway, port.Number)
-			hosts = append(hosts, virtualHost(svc.Hostname, port.Number, names, r.serviceRoutes(svc)))
+			hosts = append(hosts, v.serviceHost(svc, port.Number, names))
 		}
 	}
-	hosts = append(hosts, v.ruleHosts(func(host string) []string { return taken.take(atPort([]string{host}, 80)...) }, 80)...)
-	return append(hosts, v.otherHosts())
+	return append(hosts, v.ruleHosts(func(host string) []string { return taken.take(atPort([]string{host}, 80)...) }, 80)...)
+}
+
+func (v view) serviceHost(svc *registry.Service, port uint32, names []string) planned {
+	return planned{host: svc.Hostname, port: port, domains: names, svc: svc, rule: v.scope.VirtualService(svc.Hostname)}
 }
 
 type hostPort struct {
@@ -130,19 +200,15 @@ func virtualHost(host string, port uint32, names []string, routes []*routev3.Rou
 
 // ruleHosts are the hosts of rules that are no service: such a name exists by its rule alone, on one port. take gives the
 // domains for a host, as far as nobody else has them.
-func (v view) ruleHosts(take func(host string) []string, port uint32) []*routev3.VirtualHost {
-	var out []*routev3.VirtualHost
+func (v view) ruleHosts(take func(host string) []string, port uint32) []planned {
+	var out []planned
 	for _, vs := range v.scope.VirtualServices {
 		for _, host := range vs.Hosts {
 			if host == "*" || v.scope.Covers(host) || v.scope.VirtualService(host) != vs {
 				continue
 			}
-			routes := v.routing(snapshot.MeshGateway, port).routes(vs)
-			if len(routes) == 0 {
-				continue
-			}
 			if names := take(host); len(names) > 0 {
-				out = append(out, virtualHost(host, port, names, routes))
+				out = append(out, planned{host: host, port: port, domains: names, rule: vs})
 			}
 		}
 	}

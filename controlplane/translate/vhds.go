@@ -1,0 +1,181 @@
+package translate
+
+import (
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// vhds says that the virtual hosts of a route configuration are resources of their own, named after both.
+func vhds() *routev3.Vhds { return &routev3.Vhds{ConfigSource: ads()} }
+
+// VirtualHosts are all virtual hosts that go by themselves, of the named route configurations. No names at all: of all
+// that the proxy's listeners refer to.
+func VirtualHosts(s *snapshot.Snapshot, p *Proxy, routes []string) ([]*xds.Resource, error) {
+	v, c := newView(s, p), p.capture()
+	if !p.HostsApart {
+		return nil, nil
+	}
+	if len(routes) == 0 {
+		routes = c.routeNames(v)
+	}
+	var out []*xds.Resource
+	for _, route := range routes {
+		hosts, err := v.hostsApart(route, nil)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, hosts...)
+	}
+	return out, nil
+}
+
+// NamedVirtualHosts are those of the virtual hosts that go by themselves which are named; names that lead nowhere are left
+// out.
+func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
+	if !p.HostsApart {
+		return nil, nil
+	}
+	v := newView(s, p)
+	var out []*xds.Resource
+	var order []string
+	byRoute := map[string][]string{}
+	for _, name := range names {
+		route, host, ok := cutHost(name)
+		if !ok {
+			continue
+		}
+		if byRoute[route] == nil {
+			order = append(order, route)
+		}
+		byRoute[route] = append(byRoute[route], host)
+	}
+	for _, route := range order {
+		hosts, err := v.hostsApart(route, byRoute[route])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, hosts...)
+	}
+	return out, nil
+}
+
+// cutHost takes the name of a resource of a virtual host apart: the route configuration is what is before the last slash.
+func cutHost(name string) (route, host string, ok bool) {
+	i := strings.LastIndexByte(name, '/')
+	if i < 0 {
+		return "", "", false
+	}
+	return name[:i], name[i+1:], true
+}
+
+// hostsApart are the virtual hosts of a route configuration as resources: those that are named, or all.
+func (v view) hostsApart(route string, names []string) ([]*xds.Resource, error) {
+	plan := v.p.capture().hostPlan(v, route)
+	if plan == nil {
+		return v.gatewayHostsApart(route, names)
+	}
+	hosts := plan.hosts
+	if names != nil {
+		hosts = nil
+		for _, name := range names {
+			if i, ok := plan.byName[name]; ok {
+				hosts = append(hosts, plan.hosts[i])
+			}
+		}
+	}
+	out := make([]*xds.Resource, 0, len(hosts))
+	for _, h := range hosts {
+		r, err := v.hostApart(route, h)
+		if err != nil {
+			return nil, err
+		}
+		if r != nil {
+			out = append(out, r)
+		}
+	}
+	return out, nil
+}
+
+// gatewayHostsApart are those of a router.
+func (v view) gatewayHostsApart(route string, names []string) ([]*xds.Resource, error) {
+	servers := v.serversOf(route)
+	if v.p.Type != Router || len(servers) == 0 {
+		return nil, nil
+	}
+	wanted := map[string]bool{}
+	for _, name := range names {
+		wanted[name] = true
+	}
+	var out []*xds.Resource
+	for _, host := range acceptable(v.gatewayRoutes(route, servers)).GetVirtualHosts() {
+		if names != nil && !wanted[host.GetName()] {
+			continue
+		}
+		r, err := apartResource(route, host)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// apartResource names a virtual host by itself: Envoy removes it by the name inside, and so the two have to be the same.
+func apartResource(route string, host *routev3.VirtualHost) (*xds.Resource, error) {
+	host.Name = route + "/" + host.Name
+	return xds.NewResource(host.Name, host)
+}
+
+// plainHostKey is all that the virtual host of a service without rules depends on.
+type plainHostKey struct {
+	route   string
+	svc     *registry.Service
+	port    uint32
+	domains string
+	rule    *snapshot.DestinationRule
+	mesh    *meshconfig.MeshConfig
+}
+
+// ruledHostKey is all that a virtual host with rules depends on: what they refer to is part of the scope.
+type ruledHostKey struct {
+	scope  *snapshot.Scope
+	route  string
+	name   string
+	labels string
+}
+
+// hostApart makes a planned virtual host once for all proxies that it is the same for; nil when its rule has nothing for
+// this caller.
+func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
+	var key any = ruledHostKey{scope: v.scope, route: route, name: h.name(), labels: v.askedLabels()}
+	if h.svc != nil && (h.rule == nil || len(h.rule.Spec.GetHttp()) == 0) {
+		key = plainHostKey{
+			route: route, svc: h.svc, port: h.port, domains: strings.Join(h.domains, " "),
+			rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh,
+		}
+	}
+	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
+		host := v.virtualHost(h)
+		if host == nil {
+			return nil, nil
+		}
+		host = acceptable(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{host}}).VirtualHosts[0]
+		return apartResource(route, host)
+	})
+}
+
+// routesOf completes a route configuration: by its virtual hosts, or by saying that they go by themselves.
+func (v view) routesOf(routes *routev3.RouteConfiguration, plan *hostPlan) *routev3.RouteConfiguration {
+	if v.p.HostsApart {
+		routes.Vhds, routes.VirtualHosts = vhds(), []*routev3.VirtualHost{v.otherHosts()}
+		return routes
+	}
+	routes.VirtualHosts = v.wholeHosts(plan)
+	return routes
+}
