@@ -294,7 +294,11 @@ func (r *runner) leave() { r.mesh.registry.Delete(r.entry().Key) }
 
 // entry is the instance as a WorkloadEntry, which services select by its labels as they select pods.
 func (r *runner) entry() *config.Resource {
-	w := r.instance.workload
+	return r.instance.workload.entry(r.instance.Name, r.instance.Proxy.String())
+}
+
+// entry is one instance of the workload as the registry has it.
+func (w *Workload) entry(name, address string) *config.Resource {
 	labels := map[string]string{}
 	for k, v := range w.Labels {
 		labels[k] = v
@@ -307,11 +311,11 @@ func (r *runner) entry() *config.Resource {
 		ports[p.Name] = uint32(p.Port)
 	}
 	return &config.Resource{
-		Key:        config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: r.instance.Name},
+		Key:        config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: name},
 		APIVersion: "networking.istio.io/v1",
 		Labels:     labels,
 		Spec: &networking.WorkloadEntry{
-			Address: r.instance.Proxy.String(), Labels: labels, ServiceAccount: w.ServiceAccount, Ports: ports,
+			Address: address, Labels: labels, ServiceAccount: w.ServiceAccount, Ports: ports,
 		},
 	}
 }

@@ -167,7 +167,12 @@ func printStatus(out io.Writer, s mesh.Status, format string) error {
 	if format == "" {
 		return s.WriteTable(out, time.Now())
 	}
-	data, err := json.MarshalIndent(s, "", "  ")
+	return printAs(out, s, format)
+}
+
+// printAs writes a value as JSON or, with the same fields, as YAML.
+func printAs(out io.Writer, v any, format string) error {
+	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,6 @@ func validateVirtualService(s scope, vs *networking.VirtualService) {
 	for i, r := range vs.GetTcp() {
 		s.item("tcp", i).tcpRoute(r)
 	}
-	unreachable(s, vs.GetHttp())
 	s.field("exportTo").exportTo(vs.GetExportTo())
 }
 
@@ -42,31 +41,6 @@ func (s scope) gatewayName(name string) {
 	if ok && (!dnsLabel.MatchString(namespace) || !dnsSubdomain.MatchString(rest)) || !ok && !dnsSubdomain.MatchString(name) {
 		s.refuse(name, "not a gateway's name", "write name or namespace/name, or mesh for all sidecars")
 	}
-}
-
-// unreachable warns of routes behind one that takes everything.
-func unreachable(s scope, routes []*networking.HTTPRoute) {
-	for i, r := range routes {
-		if i < len(routes)-1 && takesAll(r) {
-			s.item("http", i+1).warn("", fmt.Sprintf("never reached: route %d before it takes every request", i), "move the route without match to the end")
-			return
-		}
-	}
-}
-
-func takesAll(r *networking.HTTPRoute) bool {
-	if len(r.GetMatch()) == 0 {
-		return true
-	}
-	for _, m := range r.GetMatch() {
-		if m.GetUri() != nil && m.GetUri().GetPrefix() != "/" || m.GetScheme() != nil || m.GetMethod() != nil || m.GetAuthority() != nil ||
-			len(m.GetHeaders())+len(m.GetWithoutHeaders())+len(m.GetQueryParams())+len(m.GetSourceLabels())+len(m.GetGateways()) > 0 ||
-			m.GetPort() != 0 || m.GetSourceNamespace() != "" {
-			continue
-		}
-		return true
-	}
-	return false
 }
 
 func (s scope) httpRoute(r *networking.HTTPRoute) {

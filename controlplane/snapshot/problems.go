@@ -54,6 +54,8 @@ type checker struct {
 	suggestions int
 	// namespaces are those that something is known of; filled when first asked for.
 	namespaces map[string]bool
+	// byLabel are the services that select workloads, by each of the labels; filled when first asked for.
+	byLabel map[wanted][]*registry.Service
 }
 
 // byPlace orders problems as their authors read them.

@@ -132,8 +132,8 @@ func (c *checker) namespacesOf(namespace string, everywhere bool) []string {
 
 // mayMeet says whether a service selects workloads, none of which is known, that may have these labels.
 func (c *checker) mayMeet(namespace string, labels map[string]string) bool {
-	return slices.ContainsFunc(c.s.selecting[namespace], func(svc *registry.Service) bool {
-		return compatible(svc.Selector, labels) && len(c.s.Registry.Endpoints(svc)) == 0
+	return slices.ContainsFunc(c.servicesOf(namespace, labels), func(svc *registry.Service) bool {
+		return len(c.s.Registry.Endpoints(svc)) == 0
 	})
 }
 
@@ -156,13 +156,33 @@ func (c *checker) servicesOf(namespace string, labels map[string]string) []*regi
 	if len(labels) == 0 {
 		return c.s.selecting[namespace]
 	}
+	if c.byLabel == nil {
+		c.indexSelectors()
+	}
 	var out []*registry.Service
-	for _, svc := range c.s.selecting[namespace] {
-		if compatible(svc.Selector, labels) {
-			out = append(out, svc)
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		for _, svc := range c.byLabel[wanted{namespace, key, labels[key]}] {
+			if compatible(svc.Selector, labels) && !slices.Contains(out, svc) {
+				out = append(out, svc)
+			}
 		}
 	}
 	return out
+}
+
+// wanted is a label that a service of a namespace selects by.
+type wanted struct{ namespace, key, value string }
+
+func (c *checker) indexSelectors() {
+	c.byLabel = map[wanted][]*registry.Service{}
+	for namespace, services := range c.s.selecting {
+		for _, svc := range services {
+			for k, v := range svc.Selector {
+				at := wanted{namespace, k, v}
+				c.byLabel[at] = append(c.byLabel[at], svc)
+			}
+		}
+	}
 }
 
 // workloadPorts tells of ports in policies that the workloads do not serve, but their services do.

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/mesh/console"
+)
+
+// analyzeOptions are the flags of `pilotfish analyze`.
+type analyzeOptions struct {
+	topology, meshConfig, namespace string
+	severity, failOn, output        string
+	suppress                        []string
+	codes                           bool
+	explain                         string
+}
+
+func newAnalyzeCommand() *cobra.Command {
+	var o analyzeOptions
+	c := &cobra.Command{
+		Use:   "analyze DIR|FILE|-...",
+		Short: "Say what is wrong with a mesh's documents, without running it",
+		Long: `Read the documents of directories (with all below them), files, or what comes in (-), check each by itself and all
+against each other as a control plane does, and say what is wrong: where, what it means, and how to mend it. Nothing is
+started, and no cluster is asked. Each finding has a code that keeps its meaning; --codes lists them, --explain PF0202
+explains one.
+
+A document accepts findings about itself by the annotation pilotfish.dev/suppress: "PF0202, PF0301" (or "*"); --suppress
+does it from outside. Errors cannot be accepted: a document with one is not in force.
+
+It ends with status 0 when there is no finding of the severity --fail-on (by default that of --severity) or a graver one,
+1 when there is one, and 2 when the flags are wrong or something named does not exist.`,
+		Example: `  pilotfish analyze ./config
+  pilotfish analyze -f mesh.yaml                # the documents of a local mesh, with its workloads
+  kustomize build . | pilotfish analyze -       # what comes in
+  pilotfish analyze ./config -o json --severity info
+  pilotfish analyze ./config --suppress 'PF0301=AuthorizationPolicy shop/*'`,
+		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
+	}
+	f := c.Flags()
+	f.StringVarP(&o.topology, "file", "f", "", "a topology file: its documents, its mesh configuration and its workloads")
+	f.StringVar(&o.meshConfig, "mesh-config", "", "file of Istio's MeshConfig, in YAML")
+	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of documents that name none")
+	f.StringVar(&o.severity, "severity", "warning", "the least severity that is shown: error, warning or info")
+	f.StringVar(&o.failOn, "fail-on", "", "the least severity that ends it with status 1: error, warning, info or never (default: --severity)")
+	f.StringVarP(&o.output, "output", "o", "text", "text, lines (one a line), json or yaml")
+	f.StringArrayVar(&o.suppress, "suppress", nil, "leave out findings: CODE, or 'CODE=Kind namespace/name' with * in it; may be repeated")
+	f.BoolVar(&o.codes, "codes", false, "list the codes of findings, and end")
+	f.StringVar(&o.explain, "explain", "", "explain one code, and end")
+	c.MarkFlagsMutuallyExclusive("file", "mesh-config")
+	complete(c, "severity", "error", "warning", "info")
+	complete(c, "fail-on", "error", "warning", "info", "never")
+	complete(c, "output", "text", "lines", "json", "yaml")
+	_ = c.RegisterFlagCompletionFunc("explain", cobra.FixedCompletions(codeNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("suppress", cobra.FixedCompletions(codeNames(), cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+// complete offers the values of a flag to the shell.
+func complete(c *cobra.Command, flag string, values ...string) {
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func codeNames() []string {
+	var names []string
+	for _, i := range config.Codes() {
+		names = append(names, string(i.Code)+"\t"+i.Name)
+	}
+	return names
+}
+
+func (o analyzeOptions) run(c *cobra.Command, args []string) error {
+	out := c.OutOrStdout()
+	switch {
+	case o.codes:
+		return o.list(out)
+	case o.explain != "":
+		return o.explainCode(out)
+	}
+	failOn, err := o.check()
+	if err != nil {
+		return usageError{err}
+	}
+	cfg, err := o.config(c, args)
+	if err != nil {
+		return usageError{err}
+	}
+	report, err := analysis.Analyze(cfg)
+	if err != nil {
+		return usageError{err}
+	}
+	failed := failOn != "never" && report.AtLeast(config.Severity(failOn))
+	report.Only(config.Severity(o.severity))
+	if err := o.write(out, report); err != nil {
+		return err
+	}
+	if failed {
+		return errQuiet
+	}
+	return nil
+}
+
+func (o analyzeOptions) check() (failOn string, err error) {
+	severities := []string{"error", "warning", "info"}
+	if !slices.Contains(severities, o.severity) {
+		return "", fmt.Errorf("--severity %q: use error, warning or info", o.severity)
+	}
+	if o.failOn == "" {
+		return o.severity, o.checkOutput()
+	}
+	if !slices.Contains(append(severities, "never"), o.failOn) {
+		return "", fmt.Errorf("--fail-on %q: use error, warning, info or never", o.failOn)
+	}
+	return o.failOn, o.checkOutput()
+}
+
+func (o analyzeOptions) checkOutput() error {
+	if !slices.Contains([]string{"text", "lines", "json", "yaml"}, o.output) {
+		return fmt.Errorf("output %q is not known: use text, lines, json or yaml", o.output)
+	}
+	return nil
+}
+
+func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config, error) {
+	cfg := analysis.Config{Paths: args, Stdin: c.InOrStdin(), DefaultNamespace: o.namespace}
+	for _, text := range o.suppress {
+		s, err := analysis.ParseSuppression(text)
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Suppress = append(cfg.Suppress, s)
+	}
+	if o.topology != "" {
+		t, err := mesh.Load(o.topology)
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Paths, cfg.Mesh = append(cfg.Paths, t.Config...), t.Mesh
+		cfg.Stores = append(cfg.Stores, t.Registry())
+	}
+	if o.meshConfig != "" {
+		text, err := os.ReadFile(o.meshConfig)
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Mesh = &meshconfig.MeshConfig{}
+		if _, err := protoyaml.Unmarshal(string(text), cfg.Mesh); err != nil {
+			return cfg, fmt.Errorf("mesh configuration %s: %w", o.meshConfig, err)
+		}
+	}
+	if len(cfg.Paths) == 0 {
+		return cfg, errors.New("nothing to look at: name directories or files, - for what comes in, or a topology file with -f")
+	}
+	return cfg, nil
+}
+
+func (o analyzeOptions) write(out io.Writer, r *analysis.Report) error {
+	switch o.output {
+	case "lines":
+		return r.WriteLines(out)
+	case "text":
+		return r.WriteText(out, console.IsTerminal(out) && os.Getenv("NO_COLOR") == "")
+	}
+	return printAs(out, r, o.output)
+}
+
+func (o analyzeOptions) list(out io.Writer) error {
+	if o.output == "json" || o.output == "yaml" {
+		return printAs(out, config.Codes(), o.output)
+	}
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	for _, i := range config.Codes() {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", i.Code, i.Name, i.Meaning)
+	}
+	return w.Flush()
+}
+
+func (o analyzeOptions) explainCode(out io.Writer) error {
+	info, ok := config.ExplainCode(o.explain)
+	if !ok {
+		return usageError{fmt.Errorf("%q is not the code of a finding: --codes lists them", o.explain)}
+	}
+	if o.output == "json" || o.output == "yaml" {
+		return printAs(out, info, o.output)
+	}
+	_, err := fmt.Fprintf(out, "%s: %s\n\n%s\n\n%s\n", info.Code, info.Name, info.Meaning, info.Remedy)
+	return err
+}
