@@ -44,6 +44,9 @@ func (r resources) with(t testing.TB, m proto.Message, name string) resources {
 	if c, ok := m.(*clusterv3.Cluster); ok && c.GetType() == clusterv3.Cluster_EDS {
 		made.Endpoints = name
 	}
+	if routes, ok := m.(*routev3.RouteConfiguration); ok {
+		made.HostsApart = routes.GetVhds() != nil
+	}
 	next := resources{}
 	for typeURL, byName := range r {
 		next[typeURL] = map[string]*Resource{}
@@ -74,6 +77,12 @@ func (real) Affected(_ State, c Change) Touches                         { return
 func (real) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
 	var out []*Resource
 	for name, r := range state.(resources)[typeURL] {
+		if typeURL == VirtualHostType && wildcard {
+			if slices.Contains(names, routeOf(name)) {
+				out = append(out, r)
+			}
+			continue
+		}
 		if wildcard || slices.Contains(names, name) {
 			out = append(out, r)
 		}
@@ -140,6 +149,14 @@ type plane struct {
 	t    testing.TB
 	addr string
 	stop func()
+	// world is what was pushed last, of the tests that keep it here.
+	world resources
+}
+
+// change pushes another world, in which a type differs, or a name of it.
+func (p *plane) change(what string, world resources) {
+	p.world = world
+	p.Push(world, changed{what})
 }
 
 func startPlane(t testing.TB, addr string, first resources) *plane {
@@ -176,7 +193,7 @@ func (p *plane) inSync() {
 	})
 }
 
-func (p *plane) envoy(version, api string) *envoytest.Envoy {
+func (p *plane) envoy(version, api string, args ...string) *envoytest.Envoy {
 	p.t.Helper()
 	host, port, _ := net.SplitHostPort(p.addr)
 	bootstrap := fmt.Sprintf(`
@@ -195,7 +212,7 @@ static_resources:
         explicit_http_config: {http2_protocol_options: {}}
     load_assignment: {cluster_name: xds, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %q, port_value: %s}}}}]}]}
 `, api, host, port)
-	return envoytest.Start(p.t, testenv.EnvoyOf(p.t, version), p.t.TempDir(), bootstrap)
+	return envoytest.Start(p.t, testenv.EnvoyOf(p.t, version), p.t.TempDir(), bootstrap, args...)
 }
 
 // stat reads one counter or gauge.

@@ -25,8 +25,8 @@ type Envoy struct {
 }
 
 // Start runs an Envoy with the bootstrap, to which an admin interface on a free port is added, in the working
-// directory dir. It ends with the test.
-func Start(t testing.TB, path, dir, bootstrap string) *Envoy {
+// directory dir, with more arguments if any. It ends with the test.
+func Start(t testing.TB, path, dir, bootstrap string, args ...string) *Envoy {
 	t.Helper()
 	config := filepath.Join(dir, "envoy.yaml")
 	adminFile := filepath.Join(dir, "admin-address")
@@ -35,8 +35,8 @@ func Start(t testing.TB, path, dir, bootstrap string) *Envoy {
 		t.Fatal(err)
 	}
 	e := &Envoy{output: &testenv.Buffer{}, exited: make(chan struct{})}
-	cmd := exec.Command(path, "-c", config, "--admin-address-path", adminFile,
-		"--disable-hot-restart", "--concurrency", "1", "-l", "info")
+	cmd := exec.Command(path, append([]string{"-c", config, "--admin-address-path", adminFile,
+		"--disable-hot-restart", "--concurrency", "1", "-l", "info"}, args...)...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = e.output, e.output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
