@@ -33,6 +33,8 @@ require (
 	istio.io/api v1.31.1
 )
 
+require go.opentelemetry.io/proto/otlp v1.11.0 // indirect
+
 require (
 	cel.dev/expr v0.25.3 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect

@@ -20,6 +20,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -168,7 +169,7 @@ func (s *Server) openStores() (err error) {
 	var stores []config.Store
 	if len(s.cfg.ConfigDirs) > 0 {
 		s.dirs, err = config.NewDirStore(config.DirConfig{
-			Paths: s.cfg.ConfigDirs, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
+			Paths: s.cfg.ConfigDirs, Check: envoyfilter.Check, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
 		})
 		if err != nil {
 			return err

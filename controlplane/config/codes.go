@@ -72,6 +72,7 @@ const (
 // What only shows when Envoy has it.
 const (
 	RejectedByEnvoy Code = "PF0901"
+	PatchLeftOut    Code = "PF0902"
 )
 
 // CodeInfo says what a code means, for people.
@@ -141,6 +142,7 @@ var codes = []CodeInfo{
 	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy asks for what only HTTP has, at a port that is not HTTP: an ALLOW rule never matches there, a DENY rule matches without regard to it.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
 
 	{RejectedByEnvoy, "rejected by Envoy", "An Envoy rejected what was made of these documents; it keeps what it had.", "Look at the documents that are named, beginning with the first."},
+	{PatchLeftOut, "patch left out", "A patch of an EnvoyFilter makes something that Envoy would not take: it is left out there, and the others are applied.", "Correct the patch's value, or match only what it fits."},
 }
 
 // SuppressAnnotation is the annotation by which a document says which findings about it are known and accepted: codes

@@ -35,6 +35,8 @@ type DirConfig struct {
 	Paths []string
 	// DefaultNamespace is the namespace of documents that name none; "default" when empty.
 	DefaultNamespace string
+	// Check looks at each document that is good so far (see Parser).
+	Check func(*Resource) []Problem
 	// LastGood is a file to keep the last good versions of refused documents in, so that they are in force after a
 	// restart too. There is none while no document is refused. Empty: they are in force until the process ends.
 	LastGood string
@@ -84,7 +86,7 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &DirStore{
-		table: newTable(cfg.Now), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace}, log: cfg.Logger,
+		table: newTable(cfg.Now), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check}, log: cfg.Logger,
 		files: map[string]*trackedFile{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
 		last: lastGood{file: cfg.LastGood},
 	}

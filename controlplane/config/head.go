@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -80,7 +81,7 @@ func scalarField(mapping *yaml.Node, name string) string {
 }
 
 // read makes the document's resource, or nil when it is refused or without effect.
-func (d *document) read(h head) *Resource {
+func (d *document) read(h head, check func(*Resource) []Problem) *Resource {
 	info, ok := d.recognise(h)
 	if !ok {
 		return nil
@@ -96,10 +97,22 @@ func (d *document) read(h head) *Resource {
 	} else {
 		r.Spec = d.readSpec(h.spec, info)
 	}
-	if d.refused {
+	if d.refused || !d.passes(check, r) {
 		return nil
 	}
 	return r
+}
+
+// passes has a document checked by whoever knows more.
+func (d *document) passes(check func(*Resource) []Problem, r *Resource) bool {
+	if check == nil {
+		return true
+	}
+	for _, p := range check(r) {
+		d.refused = d.refused || p.Severity == Error
+		d.reportAs(cmp.Or(p.Code, usualCode(p.Severity)), p.Severity, p.At, p.Field, p.Value, p.Message, p.Remedy)
+	}
+	return !d.refused
 }
 
 // recognise finds the document's kind; ok is false when there is nothing more to read.

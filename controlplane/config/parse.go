@@ -21,6 +21,9 @@ const (
 type Parser struct {
 	// DefaultNamespace is the namespace of documents that name none; "default" when empty.
 	DefaultNamespace string
+	// Check looks at each document that is good so far, for what this package cannot know: whether Envoy has what it
+	// speaks of. A problem of severity Error refuses the document. Nil checks nothing.
+	Check func(*Resource) []Problem
 }
 
 // Parse reads the documents of one file, as Parser.Parse does, with "default" as the namespace of those that name none.
@@ -155,7 +158,7 @@ func (f *fileParser) document(root *yaml.Node, offset, nested int) {
 		}
 		return
 	}
-	f.finish(d, d.read(head))
+	f.finish(d, d.read(head, f.Check))
 }
 
 // finish records what became of a document: accepted with a resource, refused without.

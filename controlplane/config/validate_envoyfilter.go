@@ -1,5 +1,137 @@
 package config
 
-import networking "istio.io/api/networking/v1alpha3"
+import (
+	"fmt"
+	"slices"
 
-func validateEnvoyFilter(_ scope, _ *networking.EnvoyFilter) {}
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// patchOperations are what can be done to each sort of object.
+var patchOperations = map[networking.EnvoyFilter_ApplyTo][]networking.EnvoyFilter_Patch_Operation{
+	networking.EnvoyFilter_LISTENER:            {patchAdd, patchRemove, patchMerge},
+	networking.EnvoyFilter_LISTENER_FILTER:     listPatches,
+	networking.EnvoyFilter_FILTER_CHAIN:        {patchAdd, patchRemove, patchMerge},
+	networking.EnvoyFilter_NETWORK_FILTER:      listPatches,
+	networking.EnvoyFilter_HTTP_FILTER:         listPatches,
+	networking.EnvoyFilter_ROUTE_CONFIGURATION: {patchMerge},
+	networking.EnvoyFilter_VIRTUAL_HOST:        {patchAdd, patchRemove, patchMerge, patchReplace},
+	networking.EnvoyFilter_HTTP_ROUTE:          listPatches,
+	networking.EnvoyFilter_CLUSTER:             {patchAdd, patchRemove, patchMerge},
+	networking.EnvoyFilter_EXTENSION_CONFIG:    {patchAdd},
+	networking.EnvoyFilter_BOOTSTRAP:           {patchMerge},
+}
+
+const (
+	patchAdd     = networking.EnvoyFilter_Patch_ADD
+	patchRemove  = networking.EnvoyFilter_Patch_REMOVE
+	patchMerge   = networking.EnvoyFilter_Patch_MERGE
+	patchReplace = networking.EnvoyFilter_Patch_REPLACE
+)
+
+var listPatches = []networking.EnvoyFilter_Patch_Operation{
+	patchAdd, patchRemove, patchMerge, patchReplace, networking.EnvoyFilter_Patch_INSERT_FIRST,
+	networking.EnvoyFilter_Patch_INSERT_BEFORE, networking.EnvoyFilter_Patch_INSERT_AFTER,
+}
+
+// validateEnvoyFilter checks what needs no knowledge of Envoy; the values of patches are for whoever has it (see
+// Parser.Check).
+func validateEnvoyFilter(s scope, filter *networking.EnvoyFilter) {
+	if len(filter.GetConfigPatches()) == 0 {
+		s.warn("", "without configPatches it does nothing", "add a patch, or remove the document")
+	}
+	s.field("workloadSelector").field("labels").labels(filter.GetWorkloadSelector().GetLabels())
+	if len(filter.GetTargetRefs()) > 0 && filter.GetWorkloadSelector() != nil {
+		s.field("targetRefs").refuse("", "targetRefs and workloadSelector exclude one another", "keep one of the two")
+	}
+	for i, p := range filter.GetConfigPatches() {
+		s.item("configPatches", i).envoyPatch(p)
+	}
+}
+
+func (s scope) envoyPatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
+	op, value := p.GetPatch().GetOperation(), s.field("patch").field("value")
+	allowed, known := patchOperations[p.GetApplyTo()]
+	switch {
+	case !known:
+		s.field("applyTo").refuse(p.GetApplyTo(), "the patch does not say what it is for", "one of LISTENER, FILTER_CHAIN, NETWORK_FILTER, HTTP_FILTER, LISTENER_FILTER, ROUTE_CONFIGURATION, VIRTUAL_HOST, HTTP_ROUTE, CLUSTER, EXTENSION_CONFIG")
+		return
+	case op == networking.EnvoyFilter_Patch_INVALID:
+		s.field("patch").refuse("", "the patch does not say what to do", fmt.Sprintf("set operation, to one of %v", allowed))
+		return
+	case !slices.Contains(allowed, op):
+		s.field("patch").field("operation").refuse(op, fmt.Sprintf("cannot be done to a %s", p.GetApplyTo()), fmt.Sprintf("one of %v", allowed))
+		return
+	case op != patchRemove && len(p.GetPatch().GetValue().GetFields()) == 0:
+		value.refuse("", "the patch has no value", "say what to add or change")
+	case op == patchAdd && p.GetApplyTo() == networking.EnvoyFilter_LISTENER && p.GetPatch().GetValue().GetFields()["name"].GetStringValue() == "":
+		value.field("name").refuse("", "a listener needs a name", "give it one that no other has")
+	}
+	s.patchWithoutEffect(p)
+	s.patchMatch(p)
+	s.patchTarget(p)
+	if class := p.GetPatch().GetFilterClass(); class != networking.EnvoyFilter_Patch_UNSPECIFIED && (op != patchAdd || p.GetApplyTo() != networking.EnvoyFilter_HTTP_FILTER) {
+		s.field("patch").field("filterClass").warn(class, "has effect on the ADD of an HTTP_FILTER only", "remove it")
+	}
+}
+
+func (s scope) patchWithoutEffect(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
+	const remedy = "remove the patch, or keep it for a mesh that supports it"
+	switch {
+	case p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP:
+		s.field("applyTo").warn("BOOTSTRAP", "has no effect: the bootstrap is made by the agent, before it knows the control plane",
+			"give the agent a bootstrap override (ISTIO_BOOTSTRAP_OVERRIDE)")
+	case p.GetMatch().GetContext() == networking.EnvoyFilter_WAYPOINT || p.GetMatch().GetWaypoint() != nil:
+		s.field("match").warn("WAYPOINT", "has no effect: there are no waypoints here", remedy)
+	case p.GetMatch().GetListener().GetPortName() != "":
+		s.field("match").field("listener").field("portName").warn(p.GetMatch().GetListener().GetPortName(), "listeners do not know the names of ports: the patch applies nowhere", "use portNumber")
+	}
+}
+
+// patchMatch checks that what a patch looks for is of the sort that it is for.
+func (s scope) patchMatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
+	match := s.field("match")
+	match.field("proxy").field("proxyVersion").regex(p.GetMatch().GetProxy().GetProxyVersion())
+	wanted := "listener"
+	switch p.GetApplyTo() {
+	case networking.EnvoyFilter_ROUTE_CONFIGURATION, networking.EnvoyFilter_VIRTUAL_HOST, networking.EnvoyFilter_HTTP_ROUTE:
+		wanted = "routeConfiguration"
+	case networking.EnvoyFilter_CLUSTER:
+		wanted = "cluster"
+	case networking.EnvoyFilter_EXTENSION_CONFIG, networking.EnvoyFilter_BOOTSTRAP:
+		return
+	}
+	given := ""
+	switch p.GetMatch().GetObjectTypes().(type) {
+	case *networking.EnvoyFilter_EnvoyConfigObjectMatch_Listener:
+		given = "listener"
+	case *networking.EnvoyFilter_EnvoyConfigObjectMatch_RouteConfiguration:
+		given = "routeConfiguration"
+	case *networking.EnvoyFilter_EnvoyConfigObjectMatch_Cluster:
+		given = "cluster"
+	}
+	if given != "" && given != wanted {
+		match.field(given).refuse("", fmt.Sprintf("a patch for a %s finds its place by a match on %s", p.GetApplyTo(), wanted), "match on "+wanted)
+	}
+}
+
+// patchTarget checks that a patch that is for one element of a list says for which.
+func (s scope) patchTarget(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
+	op := p.GetPatch().GetOperation()
+	if op != patchRemove && op != patchReplace {
+		return
+	}
+	filter := p.GetMatch().GetListener().GetFilterChain().GetFilter()
+	named, field := true, ""
+	switch p.GetApplyTo() {
+	case networking.EnvoyFilter_NETWORK_FILTER:
+		named, field = filter.GetName() != "", "match.listener.filterChain.filter.name"
+	case networking.EnvoyFilter_HTTP_FILTER:
+		named, field = filter.GetSubFilter().GetName() != "", "match.listener.filterChain.filter.subFilter.name"
+	case networking.EnvoyFilter_LISTENER_FILTER:
+		named, field = p.GetMatch().GetListener().GetListenerFilter() != "", "match.listener.listenerFilter"
+	}
+	if !named {
+		s.field("match").refuse("", fmt.Sprintf("%s does not say of which filter", op), "name it: "+field)
+	}
+}

@@ -29,11 +29,18 @@ func PolicyApplies(p targeted, near bool, labels map[string]string) bool {
 		return Selects(p.GetSelector().GetMatchLabels(), labels)
 	}
 	for _, ref := range refs {
-		if near && TargetsGateway(ref) && (labels[gatewayNameLabel] == ref.GetName() || labels[oldGatewayNameLabel] == ref.GetName()) {
+		if near && refersTo(ref, labels) {
 			return true
 		}
 	}
 	return false
+}
+
+type targetRef = typev1beta1.PolicyTargetReference
+
+// refersTo says whether a target is the Gateway that a workload serves.
+func refersTo(ref *targetRef, labels map[string]string) bool {
+	return TargetsGateway(ref) && (labels[gatewayNameLabel] == ref.GetName() || labels[oldGatewayNameLabel] == ref.GetName())
 }
 
 // TargetsGateway says whether a policy's target is a Gateway of the Gateway API. Services, and classes of gateways, are

@@ -15,7 +15,7 @@ import (
 )
 
 // Problems are the references that lead nowhere and the parts that have no effect, in a stable order: the registry's
-// first. They are found when they are first asked for.
+// first. They are found when they are first asked for; patches that were left out, when proxies get what they are for.
 func (s *Snapshot) Problems() []config.Problem {
 	s.checked.once.Do(func() {
 		c := checker{s: s, w: s.world, suggestions: maxSuggestions}
@@ -33,7 +33,7 @@ func (s *Snapshot) Problems() []config.Problem {
 		slices.SortStableFunc(c.problems, byPlace)
 		s.checked.problems = c.problems
 	})
-	return slices.Concat(s.Registry.Problems, s.checked.problems)
+	return slices.Concat(s.Registry.Problems, s.checked.problems, s.notedProblems())
 }
 
 // check is the problems of the rules and policies, once somebody asked for them.

@@ -49,11 +49,12 @@ type Snapshot struct {
 	peerAuth  *peerAuth
 	authz     *authz
 	// requestAuth and keys are which tokens are taken, and the keys of their issuers.
-	requestAuth *requestAuth
-	keys        *KeySets
-	gateways    []Gateway
-	instances   map[*registry.Service]*Instances
-	selecting   map[string][]*registry.Service // services with a selector, by namespace
+	requestAuth  *requestAuth
+	keys         *KeySets
+	gateways     []Gateway
+	envoyFilters *envoyFilters
+	instances    map[*registry.Service]*Instances
+	selecting    map[string][]*registry.Service // services with a selector, by namespace
 
 	checked *check
 }
@@ -154,6 +155,10 @@ func (b *build) buildPolicies() {
 	}
 	if b.changes(config.Gateway) {
 		b.next.gateways = newGateways(b.next.resources[config.Gateway])
+	}
+	b.next.envoyFilters = b.prev.envoyFilters
+	if b.changes(config.EnvoyFilter) {
+		b.next.envoyFilters = newEnvoyFilters(b.prev.envoyFilters, b.next.resources[config.EnvoyFilter], root)
 	}
 }
 

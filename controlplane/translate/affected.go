@@ -151,6 +151,10 @@ func (a *affected) resource(r *config.Resource) {
 		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
 			a.all(xds.ListenerType, xds.RouteType)
 		}
+	case *networking.EnvoyFilter:
+		if near && snapshot.FilterApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
+			a.envoyFilter(spec)
+		}
 	case *security.RequestAuthentication:
 		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
 			a.all(xds.ListenerType)
@@ -247,5 +251,22 @@ func (a *affected) destinationRule(r *config.Resource, spec *networking.Destinat
 	// What consistent hashing goes by is in the routes. A rule without it may hide one with it, or have hidden it.
 	if snapshot.Hashes(spec) || a.s.AnyHashing() {
 		a.all(xds.RouteType, xds.VirtualHostType)
+	}
+}
+
+// envoyFilter adds the types that patches are for.
+func (a *affected) envoyFilter(spec *networking.EnvoyFilter) {
+	for _, p := range spec.GetConfigPatches() {
+		switch p.GetApplyTo() {
+		case networking.EnvoyFilter_BOOTSTRAP:
+		case networking.EnvoyFilter_CLUSTER:
+			a.all(xds.ClusterType, xds.EndpointType)
+		case networking.EnvoyFilter_EXTENSION_CONFIG:
+			a.all(xds.ExtensionType)
+		case networking.EnvoyFilter_ROUTE_CONFIGURATION, networking.EnvoyFilter_VIRTUAL_HOST, networking.EnvoyFilter_HTTP_ROUTE:
+			a.all(xds.RouteType, xds.VirtualHostType)
+		default:
+			a.all(xds.ListenerType)
+		}
 	}
 }

@@ -114,8 +114,12 @@ var affectedSteps = []string{
 	requestAuthenticationStep, strings.Replace(requestAuthenticationStep, "namespace: one", "namespace: istio-system", 1),
 	strings.Replace(requestAuthenticationStep, "{matchLabels: {app: a}}", "{matchLabels: {app: other}}", 1),
 	"RequestAuthentication istio-system/tokens",
+	"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: all, namespace: istio-system}\nspec: {configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: 3s}}}, {applyTo: HTTP_ROUTE, patch: {operation: MERGE, value: {stat_prefix: x}}}]}",
+	"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: all, namespace: istio-system}\nspec: {configPatches: [{applyTo: CLUSTER, match: {cluster: {service: b.two.svc.cluster.local}}, patch: {operation: REMOVE}}, {applyTo: ROUTE_CONFIGURATION, match: {context: GATEWAY}, patch: {operation: MERGE, value: {most_specific_header_mutations_wins: true}}}]}",
+	"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: a, namespace: one}\nspec: {workloadSelector: {labels: {app: a}}, configPatches: [{applyTo: LISTENER, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 1000}}}, {applyTo: CLUSTER, patch: {operation: ADD, value: {name: extra, type: STATIC, connect_timeout: 1s}}}, {applyTo: VIRTUAL_HOST, match: {routeConfiguration: {name: http_proxy}}, patch: {operation: ADD, value: {name: more, domains: [more.example.com]}}}]}",
+	"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: a, namespace: one}\nspec: {configPatches: [{applyTo: LISTENER, match: {context: SIDECAR_INBOUND}, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 1000}}}]}",
 	"VirtualService two/db", "VirtualService one/a", "VirtualService one/edge", "DestinationRule one/a", "DestinationRule two/private",
-	"Gateway edge/other", "PeerAuthentication one/default", "AuthorizationPolicy istio-system/all", "Sidecar narrow/default",
+	"EnvoyFilter one/a", "EnvoyFilter istio-system/all", "Gateway edge/other", "PeerAuthentication one/default", "AuthorizationPolicy istio-system/all", "Sidecar narrow/default",
 	"Sidecar istio-system/default", "ServiceEntry far/out", "ServiceEntry far/any", "WorkloadEntry one/a-3", "Service two/grpc", "Service one/a",
 }
 

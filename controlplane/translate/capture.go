@@ -4,6 +4,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
@@ -43,6 +44,10 @@ type view struct {
 	s     *snapshot.Snapshot
 	p     *Proxy
 	scope *snapshot.Scope
+	// patches are those of the EnvoyFilters for the proxy.
+	patches *envoyfilter.Set
 }
 
-func newView(s *snapshot.Snapshot, p *Proxy) view { return view{s: s, p: p, scope: p.scope(s)} }
+func newView(s *snapshot.Snapshot, p *Proxy) view {
+	return view{s: s, p: p, scope: p.scope(s), patches: p.patches(s)}
+}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -26,22 +27,31 @@ func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 		}
 		return err
 	}
+	v := newView(s, p)
 	for _, c := range outboundClusters(s, p) {
-		if err := add(c.resource(s)); err != nil {
+		patches := c.patched(p, v.patches)
+		if patches.Removes() {
+			continue
+		}
+		if err := add(c.resource(s, patches)); err != nil {
 			return nil, err
 		}
 	}
-	for _, c := range p.capture().ownClusters(s, p) {
-		if err := add(xds.NewResource(c.Name, c)); err != nil {
+	for _, c := range v.patchOwn(p.capture().ownClusters(s, p)) {
+		if err := add(clusterResource(c)); err != nil {
 			return nil, err
 		}
 	}
-	return out, nil
+	added, err := v.addedClusters(func(name string) bool {
+		return slices.ContainsFunc(out, func(r *xds.Resource) bool { return r.Name == name })
+	})
+	return append(out, added...), err
 }
 
 // NamedClusters are those of the proxy's clusters that are named, in the order of the names; names that lead nowhere are
 // left out.
 func NamedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
+	v := newView(s, p)
 	var out []*xds.Resource
 	own := map[string]bool{}
 	for _, name := range names {
@@ -50,26 +60,40 @@ func NamedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resou
 			own[name] = true
 			continue
 		}
-		r, err := c.resource(s)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-	if !slices.ContainsFunc(names, func(name string) bool { return own[name] && !strings.HasPrefix(name, "outbound|") }) {
-		return out, nil
-	}
-	for _, c := range p.capture().ownClusters(s, p) {
-		if !own[c.Name] {
+		patches := c.patched(p, v.patches)
+		if patches.Removes() {
 			continue
 		}
-		r, err := xds.NewResource(c.Name, c)
+		r, err := c.resource(s, patches)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, r)
 	}
-	return out, nil
+	if v.patches == nil && !slices.ContainsFunc(names, func(name string) bool { return own[name] && !strings.HasPrefix(name, "outbound|") }) {
+		return out, nil
+	}
+	rest, err := v.namedOwn(own)
+	return append(out, rest...), err
+}
+
+// namedOwn are those of the clusters that are named which are of no service, in their order.
+func (v view) namedOwn(named map[string]bool) ([]*xds.Resource, error) {
+	var out []*xds.Resource
+	taken := map[string]bool{}
+	for _, c := range v.patchOwn(v.p.capture().ownClusters(v.s, v.p)) {
+		taken[c.Name] = true
+		if !named[c.Name] {
+			continue
+		}
+		r, err := clusterResource(c)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	added, err := v.addedClusters(func(name string) bool { return !named[name] || taken[name] })
+	return append(out, added...), err
 }
 
 // findOutbound finds the cluster of a name among those of the services that the proxy sees.
@@ -144,15 +168,14 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 
 func (c outbound) name() string { return OutboundCluster(c.svc.Hostname, c.subset, c.port) }
 
-func (c outbound) resource(s *snapshot.Snapshot) (*xds.Resource, error) {
-	return s.Cache.Get(c, func() (*xds.Resource, error) {
-		cluster := c.build()
-		r, err := xds.NewResource(cluster.Name, cluster)
-		if err == nil && cluster.GetType() == clusterv3.Cluster_EDS && cluster.GetEdsClusterConfig() != nil {
-			r.Endpoints = cluster.Name
-		}
-		return r, err
-	})
+func (c outbound) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatches) (*xds.Resource, error) {
+	return s.Cache.Get(outboundKey{c, patches.Key}, func() (*xds.Resource, error) { return clusterResource(patches.Apply(c.build())) })
+}
+
+// outboundKey is all that a service's cluster depends on.
+type outboundKey struct {
+	outbound
+	patches string
 }
 
 func (c outbound) build() *clusterv3.Cluster {

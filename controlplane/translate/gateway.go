@@ -266,10 +266,11 @@ func (gateway) route(v view, name string) (*xds.Resource, error) {
 	}
 	routes := acceptable(v.gatewayRoutes(name, servers))
 	if !v.p.HostsApart {
-		return xds.NewResource(name, routes)
+		return xds.NewResource(name, v.patchRoutes(name, routes, nil))
 	}
+	taken := domainsOf(routes.GetVirtualHosts())
 	routes.VirtualHosts, routes.Vhds = nil, vhds()
-	r, err := xds.NewResource(name, routes)
+	r, err := xds.NewResource(name, v.patchRoutes(name, routes, taken))
 	if err == nil {
 		r.HostsApart = true
 	}

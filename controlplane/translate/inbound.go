@@ -167,7 +167,7 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 		if !port.protocol.IsHTTP() || inboundRouteName(port.number) != name {
 			continue
 		}
-		return xds.NewResource(name, &routev3.RouteConfiguration{
+		return xds.NewResource(name, v.patchRoutes(name, &routev3.RouteConfiguration{
 			Name:                 name,
 			ValidateClusters:     boolean(false),
 			TypedPerFilterConfig: v.rbacSettings(),
@@ -183,7 +183,7 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 					}},
 				}},
 			}},
-		})
+		}, nil))
 	}
 	return nil, nil
 }

@@ -13,6 +13,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
@@ -69,7 +70,7 @@ func keys(resources []*config.Resource) []config.Key {
 
 func parse(t testing.TB, document string) []*config.Resource {
 	t.Helper()
-	resources, problems := config.Parse("test.yaml", []byte(document))
+	resources, problems := config.Parser{Check: envoyfilter.Check}.Parse("test.yaml", []byte(document))
 	for _, p := range problems {
 		if p.Severity == config.Error {
 			t.Fatalf("%v\n%s", p, document)

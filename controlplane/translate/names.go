@@ -47,6 +47,29 @@ func parseOutbound(name string) (host, subset string, port uint32, ok bool) {
 	return parts[3], parts[2], uint32(n), true
 }
 
+// parseInbound takes the name of a cluster of a workload's port, which is that of its routes too, apart.
+func parseInbound(name string) (port uint32, ok bool) {
+	rest, ok := strings.CutPrefix(name, "inbound|")
+	if !ok {
+		return 0, false
+	}
+	number, _, _ := strings.Cut(rest, "|")
+	n, err := strconv.ParseUint(number, 10, 16)
+	return uint32(n), err == nil
+}
+
+// routesPort is the port of the services that a route configuration of a sidecar is for; 0 when it is for several.
+func routesPort(name string) uint32 {
+	if port, ok := parseInbound(name); ok {
+		return port
+	}
+	n, err := strconv.ParseUint(name[strings.LastIndexByte(name, ':')+1:], 10, 16)
+	if err != nil {
+		return 0
+	}
+	return uint32(n)
+}
+
 // sniName is what a caller's sidecar names in the TLS handshake: the cluster, in letters that a host name may have.
 func sniName(host, subset string, port uint32) string {
 	return fmt.Sprintf("outbound_.%d_.%s_.%s", port, subset, host)

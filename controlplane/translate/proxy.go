@@ -70,6 +70,10 @@ type Proxy struct {
 	EnvoyVersion [3]uint32
 	// HostsApart: it gets virtual hosts by themselves, and not within their route configurations.
 	HostsApart bool
+	// IstioVersion is the version of the mesh that its agent tells, and Metadata what of its node's metadata is text: what
+	// EnvoyFilters may ask for.
+	IstioVersion string
+	Metadata     map[string]string
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
 }
@@ -108,6 +112,8 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		return nil, err
 	}
 	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
+	p.Metadata = textOf(node.GetMetadata())
+	p.IstioVersion = p.Metadata["ISTIO_VERSION"]
 	version := node.GetUserAgentBuildVersion().GetVersion()
 	p.EnvoyVersion = [3]uint32{version.GetMajorNumber(), version.GetMinorNumber(), version.GetPatch()}
 	if p.Name, err = agreed("NAME", p.Name, m.Name); err != nil {
@@ -129,6 +135,17 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		return nil, fmt.Errorf("node %q: metadata POD_PORTS: %w", p.ID, err)
 	}
 	return p, nil
+}
+
+// textOf is what of a node's metadata is text.
+func textOf(s *structpb.Struct) map[string]string {
+	out := map[string]string{}
+	for name, value := range s.GetFields() {
+		if text, ok := value.GetKind().(*structpb.Value_StringValue); ok {
+			out[name] = text.StringValue
+		}
+	}
+	return out
 }
 
 // agreed is what both the node's id and its metadata say, as far as they say anything. One that contradicts itself would

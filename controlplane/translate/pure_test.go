@@ -15,7 +15,7 @@ func TestSameMeshGivesSameBytes(t *testing.T) {
 	for _, tp := range topics(t) {
 		var all []*config.Resource
 		for _, kind := range []config.Kind{config.Service, config.VirtualService, config.DestinationRule, config.Gateway, config.ServiceEntry,
-			config.WorkloadEntry, config.Sidecar, config.PeerAuthentication, config.AuthorizationPolicy} {
+			config.WorkloadEntry, config.Sidecar, config.PeerAuthentication, config.AuthorizationPolicy, config.EnvoyFilter} {
 			all = append(all, tp.mesh.store.List(kind)...)
 		}
 		for seed := range uint64(3) {

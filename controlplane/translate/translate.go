@@ -10,7 +10,12 @@ import (
 // Listeners are all listeners of the proxy.
 func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	var out []*xds.Resource
-	for _, l := range p.capture().listeners(newView(s, p)) {
+	v := newView(s, p)
+	inbound := ""
+	if p.Interception == Redirect {
+		inbound = virtualInbound
+	}
+	for _, l := range v.patches.Listeners(p.Type == Router, inbound, p.capture().listeners(v)) {
 		r, err := xds.NewResource(l.Name, l)
 		if err != nil {
 			return nil, err

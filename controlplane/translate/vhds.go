@@ -117,6 +117,9 @@ func (v view) gatewayHostsApart(route string, names []string) ([]*xds.Resource, 
 		if names != nil && !wanted[host.GetName()] {
 			continue
 		}
+		if host = v.patchHost(route, host); host == nil {
+			continue
+		}
 		r, err := apartResource(route, host)
 		if err != nil {
 			return nil, err
@@ -140,6 +143,7 @@ type plainHostKey struct {
 	domains string
 	rule    *snapshot.DestinationRule
 	mesh    *meshconfig.MeshConfig
+	patches string
 }
 
 // ruledHostKey is all that a virtual host with rules depends on: what they refer to is part of the scope.
@@ -148,16 +152,18 @@ type ruledHostKey struct {
 	route  string
 	name   string
 	labels string
+	// patches are those of EnvoyFilters.
+	patches string
 }
 
 // hostApart makes a planned virtual host once for all proxies that it is the same for; nil when its rule has nothing for
 // this caller.
 func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
-	var key any = ruledHostKey{scope: v.scope, route: route, name: h.name(), labels: v.askedLabels()}
+	var key any = ruledHostKey{scope: v.scope, route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route)}
 	if h.svc != nil && (h.rule == nil || len(h.rule.Spec.GetHttp()) == 0) {
 		key = plainHostKey{
 			route: route, svc: h.svc, port: h.port, domains: strings.Join(h.domains, " "),
-			rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh,
+			rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route),
 		}
 	}
 	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
@@ -166,6 +172,9 @@ func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
 			return nil, nil
 		}
 		host = acceptable(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{host}}).VirtualHosts[0]
+		if host = v.patchHost(route, host); host == nil {
+			return nil, nil
+		}
 		return apartResource(route, host)
 	})
 }

@@ -19,14 +19,16 @@ type routesKey struct {
 	name   string
 	labels string // those that rules ask for, with their values
 	apart  bool   // without the virtual hosts
+	// patches are those of EnvoyFilters.
+	patches string
 }
 
 // cachedRoutes makes a route configuration once for all proxies that it is the same for.
 func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
-	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels(), apart: v.p.HostsApart}
+	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels(), apart: v.p.HostsApart, patches: v.patchesOfRoutes(name)}
 	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
 		routes := build()
-		r, err := xds.NewResource(name, acceptable(routes))
+		r, err := xds.NewResource(name, v.patchRoutes(name, acceptable(routes), v.domainsApart(name)))
 		if err == nil {
 			r.HostsApart = routes.GetVhds() != nil
 		}

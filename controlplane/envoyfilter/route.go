@@ -1,0 +1,184 @@
+package envoyfilter
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/proto"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// Routes says which route configuration is patched.
+type Routes struct {
+	Side Side
+	// Name is the route configuration's.
+	Name string
+	// Port is the port of the services that it is for; 0 when it is for several: then each virtual host's name ends in its
+	// port.
+	Port uint32
+	// Gateways are those that it serves, by full name, and PortNames the names of their servers' ports.
+	Gateways, PortNames []string
+}
+
+// matches says whether a patch is for some of the route configuration.
+func (r Routes) matches(p *patch) bool {
+	if !forRoutes[p.to] || !p.on(r.Side) {
+		return false
+	}
+	if p.match.GetObjectTypes() == nil {
+		return true
+	}
+	m := p.match.GetRouteConfiguration()
+	switch {
+	case m == nil,
+		m.GetName() != "" && m.GetName() != r.Name,
+		m.GetGateway() != "" && !slices.Contains(r.Gateways, m.GetGateway()),
+		m.GetPortName() != "" && !slices.Contains(r.PortNames, m.GetPortName()):
+		return false
+	}
+	return m.GetPortNumber() == 0 || m.GetPortNumber() == r.Port || r.Port == 0 && p.to != networking.EnvoyFilter_ROUTE_CONFIGURATION
+}
+
+var forRoutes = map[networking.EnvoyFilter_ApplyTo]bool{
+	networking.EnvoyFilter_ROUTE_CONFIGURATION: true, networking.EnvoyFilter_VIRTUAL_HOST: true, networking.EnvoyFilter_HTTP_ROUTE: true,
+}
+
+// RoutesKey is equal where the same patches are for a route configuration or parts of it, and empty where none are.
+func (s *Set) RoutesKey(r Routes) string { return key(s.pick(r.matches)) }
+
+// RouteConfiguration applies the patches to a route configuration and all virtual hosts that are in it. taken are domains, in
+// lower case, of virtual hosts that it has beside those: none that a patch adds gets them.
+func (s *Set) RouteConfiguration(r Routes, rc *routev3.RouteConfiguration, taken map[string]bool) *routev3.RouteConfiguration {
+	if len(s.pick(r.matches)) == 0 {
+		return rc
+	}
+	hosts := make([]*routev3.VirtualHost, 0, len(rc.GetVirtualHosts()))
+	for _, host := range rc.GetVirtualHosts() {
+		if host = s.VirtualHost(r, host); host != nil {
+			hosts = append(hosts, host)
+		}
+	}
+	patched := s.RouteSettings(r, rc)
+	merged := patched.GetVirtualHosts()
+	patched.VirtualHosts = append(slices.Clip(hosts), merged...)
+	if soundRoutes(taken)(patched) != nil {
+		patched.VirtualHosts = hosts
+	}
+	return s.addHosts(r, patched, soundRoutes(taken))
+}
+
+// RouteSettings is a route configuration without virtual hosts but those that patches put there, with the patches for what
+// else it has.
+func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.RouteConfiguration {
+	bare := &routev3.RouteConfiguration{}
+	merge(bare, rc)
+	bare.VirtualHosts = nil
+	for _, p := range s.of(networking.EnvoyFilter_ROUTE_CONFIGURATION) {
+		if p.op != networking.EnvoyFilter_Patch_MERGE || !r.matches(p) {
+			continue
+		}
+		bare = try(s, p, "route configuration", r.Name, bare, nil, func(rc *routev3.RouteConfiguration) (bool, error) {
+			merge(rc, p.value)
+			rc.Name = r.Name
+			return true, nil
+		})
+	}
+	return bare
+}
+
+// addHosts adds the virtual hosts of patches, as far as nobody has their domains.
+func (s *Set) addHosts(r Routes, rc *routev3.RouteConfiguration, sound func(*routev3.RouteConfiguration) error) *routev3.RouteConfiguration {
+	for _, p := range s.of(networking.EnvoyFilter_VIRTUAL_HOST) {
+		// One for a port has nowhere to go where there are several.
+		if port := p.match.GetRouteConfiguration().GetPortNumber(); p.op != networking.EnvoyFilter_Patch_ADD || !r.matches(p) || port != 0 && port != r.Port {
+			continue
+		}
+		rc = try(s, p, "route configuration", r.Name, rc, sound, func(rc *routev3.RouteConfiguration) (bool, error) {
+			rc.VirtualHosts = append(rc.VirtualHosts, proto.Clone(p.value).(*routev3.VirtualHost))
+			return true, nil
+		})
+	}
+	return rc
+}
+
+// VirtualHost applies the patches to one virtual host and its routes; nil when one of them removes it.
+func (s *Set) VirtualHost(r Routes, host *routev3.VirtualHost) *routev3.VirtualHost {
+	for _, to := range []networking.EnvoyFilter_ApplyTo{networking.EnvoyFilter_VIRTUAL_HOST, networking.EnvoyFilter_HTTP_ROUTE} {
+		for _, p := range s.of(to) {
+			if p.to == networking.EnvoyFilter_VIRTUAL_HOST && p.op == networking.EnvoyFilter_Patch_ADD || !r.matches(p) || !r.matchesHost(p, host) {
+				continue
+			}
+			if to == networking.EnvoyFilter_VIRTUAL_HOST && p.op == networking.EnvoyFilter_Patch_REMOVE {
+				return nil
+			}
+			host = try(s, p, "virtual host", host.GetName(), host, nil, p.changeHost)
+		}
+	}
+	return host
+}
+
+func (r Routes) matchesHost(p *patch, host *routev3.VirtualHost) bool {
+	m := p.match.GetRouteConfiguration()
+	if r.Port == 0 && m.GetPortNumber() != 0 && m.GetPortNumber() != hostPort(host.GetName()) {
+		return false
+	}
+	want := m.GetVhost()
+	return (want.GetName() == "" || want.GetName() == host.GetName()) &&
+		(want.GetDomainName() == "" || slices.Contains(host.GetDomains(), want.GetDomainName()))
+}
+
+func hostPort(name string) uint32 {
+	n, err := strconv.ParseUint(name[strings.LastIndexByte(name, ':')+1:], 10, 16)
+	if err != nil {
+		return 0
+	}
+	return uint32(n)
+}
+
+func (p *patch) changeHost(host *routev3.VirtualHost) (changed bool, err error) {
+	if p.to == networking.EnvoyFilter_HTTP_ROUTE {
+		return p.changeRoutes(host)
+	}
+	// What a virtual host is called and which domains are its own depends on all others.
+	name, domains := host.GetName(), host.GetDomains()
+	switch p.op {
+	case networking.EnvoyFilter_Patch_MERGE:
+		merge(host, p.value)
+	case networking.EnvoyFilter_Patch_REPLACE:
+		proto.Reset(host)
+		merge(host, p.value)
+	default:
+		return false, nil
+	}
+	host.Name, host.Domains = name, domains
+	return true, nil
+}
+
+func (p *patch) changeRoutes(host *routev3.VirtualHost) (changed bool, err error) {
+	want := p.match.GetRouteConfiguration().GetVhost().GetRoute()
+	anchored := want.GetName() != "" || want.GetAction() != networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch_ANY
+	// Without a route that is meant, a change is one of all.
+	if p.op == networking.EnvoyFilter_Patch_MERGE || p.op == networking.EnvoyFilter_Patch_REMOVE {
+		anchored = true
+	}
+	host.Routes, changed, err = edit(host.GetRoutes(), p, anchored,
+		func(route *routev3.Route) bool { return matchesRoute(want, route) }, func(*routev3.Route) bool { return false })
+	return changed, err
+}
+
+func matchesRoute(want *networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch, route *routev3.Route) bool {
+	if want.GetName() != "" && want.GetName() != route.GetName() {
+		return false
+	}
+	switch want.GetAction() {
+	case networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch_ROUTE:
+		return route.GetRoute() != nil
+	case networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch_REDIRECT:
+		return route.GetRedirect() != nil
+	case networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch_DIRECT_RESPONSE:
+		return route.GetDirectResponse() != nil
+	}
+	return true
+}

@@ -1,0 +1,125 @@
+package snapshot
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// EnvoyFilter is one EnvoyFilter. It stays the same from snapshot to snapshot as long as its document does.
+type EnvoyFilter struct {
+	*config.Resource
+	Spec *networking.EnvoyFilter
+
+	once sync.Once
+	read any
+
+	mu    sync.Mutex
+	notes map[config.Problem]struct{}
+}
+
+// Read gives what make makes of the filter, which it is asked for once.
+func (f *EnvoyFilter) Read(make func(*config.Resource) any) any {
+	f.once.Do(func() { f.read = make(f.Resource) })
+	return f.read
+}
+
+// maxNotes bounds what is remembered of one filter: with the same patch left out at a thousand clusters, some say it all.
+const maxNotes = 20
+
+// Note records a problem that shows only where the filter is applied.
+func (f *EnvoyFilter) Note(p config.Problem) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.notes == nil {
+		f.notes = map[config.Problem]struct{}{}
+	}
+	if len(f.notes) < maxNotes {
+		f.notes[p] = struct{}{}
+	}
+}
+
+func (f *EnvoyFilter) noted() []config.Problem {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(f.notes), func(a, b config.Problem) int {
+		return cmp.Or(strings.Compare(a.Field, b.Field), strings.Compare(a.Value, b.Value), strings.Compare(a.Message, b.Message))
+	})
+}
+
+// envoyFilters is all EnvoyFilters, in the order in which they are applied within their namespace.
+type envoyFilters struct {
+	root        string
+	all         []*EnvoyFilter
+	byNamespace map[string][]*EnvoyFilter
+}
+
+func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root string) *envoyFilters {
+	known := map[*config.Resource]*EnvoyFilter{}
+	if prev != nil {
+		for _, f := range prev.all {
+			known[f.Resource] = f
+		}
+	}
+	index := &envoyFilters{root: root, byNamespace: map[string][]*EnvoyFilter{}}
+	for _, r := range oldestFirst(resources) {
+		f := known[r]
+		if f == nil {
+			f = &EnvoyFilter{Resource: r, Spec: r.Spec.(*networking.EnvoyFilter)}
+		}
+		index.all = append(index.all, f)
+	}
+	slices.SortStableFunc(index.all, func(a, b *EnvoyFilter) int { return cmp.Compare(a.Spec.GetPriority(), b.Spec.GetPriority()) })
+	for _, f := range index.all {
+		index.byNamespace[f.Namespace] = append(index.byNamespace[f.Namespace], f)
+	}
+	return index
+}
+
+// EnvoyFilters are those for a proxy with these labels, in the order in which they are applied: by priority; those of the
+// root namespace before those of its own; then the oldest first.
+func (s *Snapshot) EnvoyFilters(namespace string, labels map[string]string) []*EnvoyFilter {
+	if s.envoyFilters == nil || len(s.envoyFilters.all) == 0 {
+		return nil
+	}
+	var out []*EnvoyFilter
+	add := func(from string) {
+		for _, f := range s.envoyFilters.byNamespace[from] {
+			if FilterApplies(f.Spec, from == namespace, labels) {
+				out = append(out, f)
+			}
+		}
+	}
+	add(s.envoyFilters.root)
+	if namespace != s.envoyFilters.root {
+		add(namespace)
+	}
+	slices.SortStableFunc(out, func(a, b *EnvoyFilter) int { return cmp.Compare(a.Spec.GetPriority(), b.Spec.GetPriority()) })
+	return out
+}
+
+// FilterApplies says whether an EnvoyFilter of the root namespace, or (near) of the workload's own, is for a workload with
+// these labels.
+func FilterApplies(spec *networking.EnvoyFilter, near bool, labels map[string]string) bool {
+	if len(spec.GetTargetRefs()) == 0 {
+		return Selects(spec.GetWorkloadSelector().GetLabels(), labels)
+	}
+	return slices.ContainsFunc(spec.GetTargetRefs(), func(ref *targetRef) bool { return near && refersTo(ref, labels) })
+}
+
+// notedProblems are what showed where EnvoyFilters were applied so far.
+func (s *Snapshot) notedProblems() []config.Problem {
+	var out []config.Problem
+	if s.envoyFilters != nil {
+		for _, f := range s.envoyFilters.all {
+			out = append(out, f.noted()...)
+		}
+	}
+	return out
+}

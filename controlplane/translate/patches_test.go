@@ -1,0 +1,95 @@
+package translate_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// TestPatchesThatEnvoyWouldNotTakeAreLeftOutAndToldOf, and the others are applied.
+func TestPatchesThatEnvoyWouldNotTakeAreLeftOutAndToldOf(t *testing.T) {
+	m := readTopic(t, "envoy-filters").mesh
+	for _, description := range readTopic(t, "envoy-filters").proxies {
+		resourcesOf(t, m.snap, description)
+	}
+	var told []string
+	for _, p := range m.snap.Problems() {
+		if p.Code == config.PatchLeftOut {
+			told = append(told, p.Field+" "+p.Value+" "+p.Message)
+			if p.At.Line == 0 || p.Key.Name != "second" {
+				t.Errorf("%s does not say where", p)
+			}
+		}
+	}
+	if len(told) != 2 || !strings.Contains(told[0], "configPatches[4] 10.1.0.2_3306") || !strings.Contains(told[0], "ends nothing") ||
+		!strings.Contains(told[1], "configPatches[5] 0.0.0.0_9080") {
+		t.Errorf("told of: %q", told)
+	}
+}
+
+// TestPatchesOfOneProxyAreNotInAnothersResources: what is made once for several proxies is made anew for those that have
+// other patches.
+func TestPatchesOfOneProxyAreNotInAnothersResources(t *testing.T) {
+	const filter = `
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: one, namespace: two}
+spec:
+  workloadSelector: {labels: {app: x}}
+  configPatches:
+  - {applyTo: CLUSTER, match: {cluster: {service: b.two.svc.cluster.local}}, patch: {operation: MERGE, value: {connect_timeout: 3s}}}
+  - {applyTo: HTTP_ROUTE, match: {proxy: {metadata: {NAME: x}}}, patch: {operation: MERGE, value: {stat_prefix: patched}}}
+  - {applyTo: VIRTUAL_HOST, match: {proxy: {proxyVersion: "^9"}}, patch: {operation: REMOVE}}
+`
+	m := newTestMesh(t, nil, affectedMesh)
+	const patched, other = "sidecar x.two 127.203.27.1 app=x", "sidecar y.two 127.203.28.1 app=y"
+	before := resourcesOf(t, m.snap, other)
+	m.apply(filter)
+	differing := 0
+	now := resourcesOf(t, m.snap, patched)
+	for i, r := range resourcesOf(t, m.snap, other) {
+		if r != before[i] {
+			t.Errorf("%s is another than before the patches", r)
+		}
+		if now[i] != r && !strings.Contains(r, "15080") { // each listens at its own address
+			differing++
+		}
+	}
+	if differing != 2 { // the cluster and the routes
+		t.Errorf("%d resources are patched, not 2", differing)
+	}
+	shared := func(description string) *xds.Resource {
+		got, err := generate(m.snap, proxy(t, description), xds.ClusterType, nil)
+		if err != nil || len(got) == 0 {
+			t.Fatal(err)
+		}
+		return got[0]
+	}
+	if shared(patched) != shared(other) {
+		t.Error("a cluster that no patch is for is not shared")
+	}
+}
+
+func TestPatchThatCannotBeReadIsRefusedAtItsPlace(t *testing.T) {
+	for value, want := range map[string]string{
+		"{name: x, typed_config: {'@type': type.googleapis.com/istio.stats.Config}}":                                     ".typed_config.@type: no extension of Envoy has this type",
+		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max: 1}}": ".typed_config.max: Buffer has no such field",
+		"{nam: x}":  ".nam: HttpFilter has no such field",
+		"{name: 1}": ".name",
+		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer}}":                                                                "Envoy would not take it",
+		"{name: x, typed_config: {'@type': type.googleapis.com/udpa.type.v1.TypedStruct, type_url: type.googleapis.com/envoy.extensions.filters.http.nothing.v3.X, value: {}}}": ".typed_config.@type",
+	} {
+		document := "apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: f}\nspec:\n  configPatches:\n  - applyTo: HTTP_FILTER\n    patch:\n      operation: INSERT_FIRST\n      value: " + value + "\n"
+		resources, problems := config.Parser{Check: envoyfilter.Check}.Parse("f.yaml", []byte(document))
+		if len(resources) != 0 || len(problems) != 1 {
+			t.Errorf("%s: %d resources, %v", value, len(resources), problems)
+			continue
+		}
+		if text := problems[0].String(); !strings.Contains(text, want) || problems[0].At.Line != 9 {
+			t.Errorf("%s: %s", value, text)
+		}
+	}
+}
