@@ -22,6 +22,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
@@ -69,6 +70,9 @@ type Config struct {
 // directory, whose .json files are read.
 const lastGoodFile = "last-good"
 
+// registeredFile is there too: the workloads that registered themselves.
+const registeredFile = "registered-workloads"
+
 func (c Config) withDefaults() (Config, error) {
 	if c.StateDir == "" {
 		return c, errors.New("the control plane has no state directory, where its certificate authority is kept")
@@ -112,6 +116,7 @@ type Server struct {
 	authority *ca.Authority
 	dirs      *config.DirStore // nil without directories
 	joined    *config.Joined
+	registrar *registration.Registrar
 	meshFile  *meshFile // nil without a file
 	discovery *xds.Server
 	feed      *feed
@@ -176,14 +181,18 @@ func (s *Server) openStores() (err error) {
 		}
 		stores = append(stores, s.dirs)
 	}
-	s.joined = config.Join(append(stores, s.cfg.Stores...)...)
+	documents := append(stores, s.cfg.Stores...)
+	s.registrar = registration.New(registration.Config{
+		Groups: config.Join(documents...), File: filepath.Join(s.cfg.StateDir, registeredFile), Logger: s.log, Registerer: s.registry,
+	})
+	s.joined = config.Join(append(documents, s.registrar)...)
 	return nil
 }
 
 func (s *Server) composeDiscovery() (err error) {
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.discovery, err = xds.NewServer(xds.Config{
-		Source: source{s.log}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
+		Source: source{s.log, s.registrar}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
 	})
 	if err != nil {
 		return err
@@ -213,7 +222,8 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop() // before waiting
 	background.Go(func() { s.feed.run(ctx) })
 	background.Go(func() { s.findings.run(ctx) })
-	background.Go(func() { _ = s.keys.Run(ctx) }) // ends with the context only
+	background.Go(func() { _ = s.keys.Run(ctx) })      // ends with the context only
+	background.Go(func() { _ = s.registrar.Run(ctx) }) // it has no errors
 	if s.dirs != nil {
 		background.Go(func() {
 			if err := s.dirs.Run(ctx); err != nil {

@@ -32,6 +32,7 @@ func (s *Server) debugHandler() http.Handler {
 	mux.HandleFunc("GET /debug/configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.Status().Documents) })
 	mux.HandleFunc("GET /debug/registryz", s.serveRegistry)
 	mux.HandleFunc("GET /debug/config_dump", s.serveConfigDump)
+	mux.HandleFunc("GET /debug/registrations", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.registrar.Workloads()) })
 	mux.HandleFunc("GET /debug", serveIndex)
 	mux.HandleFunc("GET /{$}", serveIndex)
 	return mux
@@ -46,6 +47,7 @@ func serveIndex(w http.ResponseWriter, _ *http.Request) {
 /debug/config_dump?proxyID=ID     all resources of one client, by the id of its node
 /debug/registryz                  services and their endpoints
 /debug/configz                    documents, and what became of each
+/debug/registrations              workloads that registered themselves
 /debug/problems                   what is wrong with the configuration
 `)
 }

@@ -9,16 +9,20 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
 // source makes the resources of the proxies that connect.
-type source struct{ log *slog.Logger }
+type source struct {
+	log       *slog.Logger
+	registrar *registration.Registrar
+}
 
 // Connect accepts a proxy whose node is understood and fits the identity that it proved.
-func (s source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
+func (s source) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
 	if _, err := translate.ParseProxy(node, ""); err != nil {
 		return nil, s.refuse(codes.InvalidArgument, peer, err)
 	}
@@ -27,7 +31,27 @@ func (s source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xd
 		return nil, s.refuse(codes.PermissionDenied, peer, err)
 	}
 	p.HostsApart = peer.Delta && p.TakesHostsApart()
-	return proxy{p}, nil
+	connected := proxy{Proxy: p}
+	if p.AutoRegisterGroup != "" {
+		if connected.registered, err = s.register(p); err != nil {
+			return nil, s.refuse(codes.FailedPrecondition, peer, err)
+		}
+		context.AfterFunc(ctx, connected.registered.Disconnect)
+	}
+	return connected, nil
+}
+
+// register makes a workload that connects a member of its group. What the group's members have in common is the
+// workload's own from then on.
+func (s source) register(p *translate.Proxy) (*registration.Registration, error) {
+	registered, err := s.registrar.Connect(registration.Workload{
+		Group: p.AutoRegisterGroup, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Address: p.Address, Labels: p.Labels,
+		Network: p.Network, Locality: p.Locality, HealthChecked: p.HealthChecked,
+	})
+	if err == nil {
+		p.Labels = registered.Labels
+	}
+	return registered, err
 }
 
 func (s source) refuse(code codes.Code, peer xds.Peer, err error) error {
@@ -36,7 +60,17 @@ func (s source) refuse(code codes.Code, peer xds.Peer, err error) error {
 }
 
 // proxy makes the resources of one proxy.
-type proxy struct{ *translate.Proxy }
+type proxy struct {
+	*translate.Proxy
+	registered *registration.Registration // nil unless it is of a WorkloadGroup
+}
+
+// Report takes what an agent reports of its workload's health.
+func (p proxy) Report(healthy bool, reason string) {
+	if p.registered != nil {
+		p.registered.Report(healthy, reason)
+	}
+}
 
 // Affected says what a change touches for this proxy.
 func (p proxy) Affected(state xds.State, change xds.Change) xds.Touches {

@@ -136,6 +136,11 @@ func (s scope) workloadEntry(we *networking.WorkloadEntry) {
 	case a != "" && !isIP(a):
 		address.host(a)
 	}
+	s.workloadFacts(we)
+}
+
+// workloadFacts checks all but the address, which a group's template has not.
+func (s scope) workloadFacts(we *networking.WorkloadEntry) {
 	for name, number := range we.GetPorts() {
 		s.field("ports").key(name).port(number)
 		if !dnsLabel.MatchString(strings.ToLower(name)) {

@@ -123,6 +123,11 @@ func locality(s string) *corev3.Locality {
 	return &corev3.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
 }
 
+// localityName writes it.
+func localityName(l *corev3.Locality) string {
+	return strings.TrimRight(l.GetRegion()+"/"+l.GetZone()+"/"+l.GetSubZone(), "/")
+}
+
 func lbEndpoint(e snapshot.Endpoint) *endpointv3.LbEndpoint {
 	at := address(e.Address, e.Port)
 	if path, ok := strings.CutPrefix(e.Address, "unix://"); ok {

@@ -74,6 +74,12 @@ type Proxy struct {
 	// EnvoyFilters may ask for.
 	IstioVersion string
 	Metadata     map[string]string
+	// Network and Locality (region/zone/subzone) are where it is; empty when the node does not say.
+	Network, Locality string
+	// AutoRegisterGroup is the WorkloadGroup that the workload is to be registered in, if any; HealthChecked says that its
+	// agent reports its health.
+	AutoRegisterGroup string
+	HealthChecked     bool
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
 }
@@ -97,6 +103,11 @@ type metadata struct {
 	Upstreams      string            `json:"UPSTREAM_LISTENERS"`
 	Publish        string            `json:"PUBLISH"`
 	PodPorts       json.RawMessage   `json:"POD_PORTS"`
+	Network        string            `json:"NETWORK"`
+	RegisterGroup  string            `json:"AUTO_REGISTER_GROUP"`
+	ProxyConfig    struct {
+		ReadinessProbe json.RawMessage `json:"readinessProbe"`
+	} `json:"PROXY_CONFIG"`
 }
 
 // ParseProxy reads a proxy from the node of its first request. identity is the SPIFFE ID that it proved, or empty on a
@@ -115,6 +126,8 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	p.Metadata = textOf(node.GetMetadata())
 	p.IstioVersion = p.Metadata["ISTIO_VERSION"]
 	version := node.GetUserAgentBuildVersion().GetVersion()
+	p.Network, p.Locality = m.Network, localityName(node.GetLocality())
+	p.AutoRegisterGroup, p.HealthChecked = m.RegisterGroup, len(m.ProxyConfig.ReadinessProbe) > 0
 	p.EnvoyVersion = [3]uint32{version.GetMajorNumber(), version.GetMinorNumber(), version.GetPatch()}
 	if p.Name, err = agreed("NAME", p.Name, m.Name); err != nil {
 		return nil, fmt.Errorf("node %q: %w", p.ID, err)
@@ -172,6 +185,7 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 		"NAME": &m.Name, "NAMESPACE": &m.Namespace, "SERVICE_ACCOUNT": &m.ServiceAccount, "LABELS": &m.Labels,
 		"INSTANCE_IPS": &m.InstanceIPs, "INTERCEPTION_MODE": &m.Interception, "APP_ADDRESS": &m.AppAddress,
 		"UPSTREAM_LISTENERS": &m.Upstreams, "PUBLISH": &m.Publish, "POD_PORTS": &m.PodPorts,
+		"NETWORK": &m.Network, "AUTO_REGISTER_GROUP": &m.RegisterGroup, "PROXY_CONFIG": &m.ProxyConfig,
 	} {
 		if raw, ok := fields[name]; ok && string(raw) != "null" {
 			if err := json.Unmarshal(raw, to); err != nil {

@@ -20,6 +20,13 @@ func served(typeURL string) bool { return slices.Contains(Order, typeURL) }
 // silent says whether the type is a client's report, which nobody answers.
 func silent(typeURL string) bool { return typeURL == healthReportType }
 
+// report hands a client's report on.
+func (c *connection) report(r *request) {
+	if reporter, ok := c.proxy.(Reporter); ok {
+		reporter.Report(r.refusal == nil, r.refusal.GetMessage())
+	}
+}
+
 // impliesWildcard says whether an empty first request of the type asks for all.
 func impliesWildcard(typeURL string) bool {
 	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType

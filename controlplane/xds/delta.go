@@ -6,6 +6,7 @@ const wildcardName = "*"
 // handleDelta books what a delta request says, and answers what it asks.
 func (c *connection) handleDelta(r *request) error {
 	if silent(r.typeURL) {
+		c.report(r)
 		return nil
 	}
 	c.mu.Lock()

@@ -162,3 +162,9 @@ type Proxy interface {
 	// whole: with wildcard the names are of route configurations, of which all virtual hosts are meant.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
 }
+
+// Reporter is a Proxy that wants to know how its client's workload is.
+type Reporter interface {
+	// Report is called when the client's agent has found the workload healthy, or not and why. It must not block.
+	Report(healthy bool, reason string)
+}

@@ -5,6 +5,7 @@ import "slices"
 // handleSotw books what a state-of-the-world request says, and answers what it asks.
 func (c *connection) handleSotw(r *request) error {
 	if silent(r.typeURL) {
+		c.report(r)
 		return nil
 	}
 	c.mu.Lock()

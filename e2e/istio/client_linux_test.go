@@ -3,6 +3,7 @@ package istio
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -35,14 +36,14 @@ metadata: {name: web, namespace: books}
 spec: {clusterIP: 10.96.0.11, selector: {app: web}, ports: [{name: http, port: 9080}]}
 ---
 apiVersion: networking.istio.io/v1
-kind: WorkloadEntry
+kind: WorkloadGroup
 metadata: {name: reviews, namespace: books}
-spec: {address: ` + reviewsAddress + `, serviceAccount: reviews, labels: {app: reviews, security.istio.io/tlsMode: istio}}
+spec: {template: {serviceAccount: reviews}}
 ---
 apiVersion: networking.istio.io/v1
-kind: WorkloadEntry
+kind: WorkloadGroup
 metadata: {name: web, namespace: books}
-spec: {address: ` + webAddress + `, serviceAccount: web, labels: {app: web, security.istio.io/tlsMode: istio}}
+spec: {template: {serviceAccount: web}}
 ---
 ` + strict
 
@@ -136,7 +137,8 @@ func (p *pod) startAs(t testing.TB, agent, envoy string) *pod {
 	p.cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "PILOT_CERT_PROVIDER=istiod", "CA_ADDR=istiod.istio-system.svc:15012",
 		"POD_NAME=" + p.name, "POD_NAMESPACE=" + books, "INSTANCE_IP=" + p.address.String(), "SERVICE_ACCOUNT=" + p.name,
-		"HOST_IP=" + p.node.address.String(), "ISTIO_CPU_LIMIT=2", "ENVOY_PATH=" + envoy, fmt.Sprintf(`PROXY_CONFIG={"binaryPath":%q}`, envoy),
+		"HOST_IP=" + p.node.address.String(), "ISTIO_CPU_LIMIT=2", "ENVOY_PATH=" + envoy, "ISTIO_META_AUTO_REGISTER_GROUP=" + p.name,
+		fmt.Sprintf(`PROXY_CONFIG={"binaryPath":%q,"readinessProbe":{"httpGet":{"path":"/","port":9080},"periodSeconds":1}}`, envoy),
 		`ISTIO_META_POD_PORTS=[{"containerPort":9080,"protocol":"TCP"}]`, "ISTIO_META_APP_CONTAINERS=" + p.name,
 		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_NODE_NAME=node-1", "ISTIO_META_INTERCEPTION_MODE=REDIRECT",
 		"ISTIO_META_WORKLOAD_NAME=" + p.name, "ISTIO_META_MESH_ID=cluster.local", "TRUST_DOMAIN=cluster.local",
@@ -148,7 +150,8 @@ func (p *pod) startAs(t testing.TB, agent, envoy string) *pod {
 }
 
 // TestAgentOfIstioIsAClientLikeOurOwn: Istio's unmodified agent, with the upstream Envoy, gets its certificate, its
-// configuration and the mesh's names, and carries mutual TLS in both directions with a sidecar of ours.
+// configuration and the mesh's names, and carries mutual TLS in both directions with a sidecar of ours. Both are known to
+// the mesh by connecting, and get calls while their agents report them healthy.
 func TestAgentOfIstioIsAClientLikeOurOwn(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
@@ -159,10 +162,12 @@ func TestAgentOfIstioIsAClientLikeOurOwn(t *testing.T) {
 			envoy := testenv.EnvoyOf(t, version)
 			theirs := newPodAt(t, p, "web", webAddress).startAs(t, agentOfIstio(t, "pilot-agent"), envoy)
 			ours := newPodAt(t, p, "reviews", reviewsAddress).startAs(t, testenv.Bin(t, "pilotfish-agent"), envoy)
+			p.registers(t, map[string]bool{"books/web-" + webAddress: false, "books/reviews-" + reviewsAddress: false})
 			theirs.application(t, "web")
 			ours.application(t, "reviews")
 			theirs.waitReady(t, n)
 			ours.waitReady(t, n)
+			p.registers(t, map[string]bool{"books/web-" + webAddress: true, "books/reviews-" + reviewsAddress: true})
 			theirs.gets(t, 200, "URI=spiffe://cluster.local/ns/books/sa/web")
 			testenv.Eventually(t, "ours calls theirs", func() error {
 				code, body, err := ours.request("http://10.96.0.11:9080/", "Host", "web:9080")
@@ -180,6 +185,29 @@ func TestAgentOfIstioIsAClientLikeOurOwn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// registers waits until these workloads have registered, and are in force or not.
+func (p *plane) registers(t testing.TB, want map[string]bool) {
+	t.Helper()
+	testenv.Eventually(t, "the workloads register", func() error {
+		var registered []struct {
+			Entry   string
+			InForce bool
+		}
+		body, err := p.node.get("http://" + p.node.address.String() + ":15014/debug/registrations")
+		if err == nil {
+			err = json.Unmarshal(body, &registered)
+		}
+		got := map[string]bool{}
+		for _, r := range registered {
+			got[r.Entry] = r.InForce
+		}
+		if err != nil || !maps.Equal(got, want) {
+			return fmt.Errorf("%s: %w", body, err)
+		}
+		return nil
+	})
 }
 
 // resolves asks the agent's resolver.

@@ -1,0 +1,236 @@
+package registration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+var groupKey = config.Key{Kind: config.WorkloadGroup, Namespace: "shop", Name: "tills"}
+
+func groupOf(labels map[string]string) *config.Resource {
+	return &config.Resource{Key: groupKey, Spec: &networking.WorkloadGroup{
+		Metadata: &networking.WorkloadGroup_ObjectMeta{Labels: labels, Annotations: map[string]string{"from": "group"}},
+		Template: &networking.WorkloadEntry{
+			ServiceAccount: "till", Labels: map[string]string{"app": "till", "tier": "template"}, Ports: map[string]uint32{"http": 8080}, Weight: 3,
+		},
+	}}
+}
+
+// world is a registrar that runs, and its groups.
+type world struct {
+	*Registrar
+	groups *config.MemoryStore
+	stop   func()
+}
+
+func newWorld(t *testing.T, file string) *world {
+	t.Helper()
+	groups := config.NewMemoryStore()
+	groups.Put(groupOf(map[string]string{"tier": "group"}))
+	return runOn(t, groups, file)
+}
+
+func runOn(t *testing.T, groups *config.MemoryStore, file string) *world {
+	t.Helper()
+	r := New(Config{Groups: groups, File: file})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = r.Run(ctx) }()
+	stop := func() { cancel(); <-ended }
+	t.Cleanup(stop)
+	return &world{r, groups, stop}
+}
+
+func till(address string) Workload {
+	return Workload{Group: "tills", Namespace: "shop", ServiceAccount: "till", Address: netip.MustParseAddr(address)}
+}
+
+func (w *world) connect(t *testing.T, workload Workload) *Registration {
+	t.Helper()
+	registration, err := w.Connect(workload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return registration
+}
+
+// entries are the names and addresses in force.
+func (w *world) entries() string {
+	var out []string
+	for _, r := range w.List(config.WorkloadEntry) {
+		out = append(out, r.Name+"="+r.Spec.(*networking.WorkloadEntry).GetAddress())
+	}
+	return strings.Join(out, " ")
+}
+
+func (w *world) wantEntries(t *testing.T, want string) {
+	t.Helper()
+	if got := w.entries(); got != want {
+		t.Errorf("in force are %q, want %q", got, want)
+	}
+}
+
+func TestWorkloadIsAnEntryOfItsGroupWhileItIsConnected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "")
+		one := till("10.0.0.1")
+		one.Labels, one.Network, one.Locality = map[string]string{"version": "v2", "tier": "own"}, "cellar", "r/z"
+		first := w.connect(t, one)
+		w.wantEntries(t, "tills-10.0.0.1-cellar=10.0.0.1")
+		entry := w.List(config.WorkloadEntry)[0]
+		spec := entry.Spec.(*networking.WorkloadEntry)
+		for key, want := range map[string]string{"app": "till", "tier": "own", "version": "v2", "security.istio.io/tlsMode": "istio"} {
+			if spec.GetLabels()[key] != want || first.Labels[key] != want {
+				t.Errorf("label %s is %q, and for the proxy %q, want %q", key, spec.GetLabels()[key], first.Labels[key], want)
+			}
+		}
+		if spec.GetServiceAccount() != "till" || spec.GetLocality() != "r/z" || spec.GetNetwork() != "cellar" || spec.GetPorts()["http"] != 8080 ||
+			spec.GetWeight() != 3 || entry.Annotations["from"] != "group" || entry.Annotations["istio.io/autoRegistrationGroup"] != "tills" {
+			t.Errorf("the entry is %v, annotations %v", spec, entry.Annotations)
+		}
+
+		second := w.connect(t, one) // its next stream is there before the last one is noticed to have ended
+		first.Disconnect()
+		first.Disconnect()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		w.wantEntries(t, "tills-10.0.0.1-cellar=10.0.0.1")
+		second.Disconnect()
+		time.Sleep(9 * time.Second)
+		synctest.Wait()
+		w.wantEntries(t, "tills-10.0.0.1-cellar=10.0.0.1")
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		w.wantEntries(t, "")
+		if len(w.Workloads()) != 0 {
+			t.Errorf("still known: %v", w.Workloads())
+		}
+	})
+}
+
+func TestWorkloadThatComesBackInTimeIsNeverMissed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "")
+		changes := 0
+		defer w.Subscribe(func([]config.Key) { changes++ })()
+		for range 5 {
+			w.connect(t, till("10.0.0.1")).Disconnect()
+			time.Sleep(8 * time.Second)
+			synctest.Wait()
+		}
+		if w.wantEntries(t, "tills-10.0.0.1=10.0.0.1"); changes != 1 {
+			t.Errorf("others were told of %d changes", changes)
+		}
+	})
+}
+
+func TestUnhealthyWorkloadIsNotInForce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "registered")
+		w := newWorld(t, file)
+		probed := till("10.0.0.1")
+		probed.HealthChecked = true
+		r := w.connect(t, probed)
+		w.wantEntries(t, "")
+		r.Report(true, "")
+		w.wantEntries(t, "tills-10.0.0.1=10.0.0.1")
+		r.Report(false, "GET /: 500")
+		w.wantEntries(t, "")
+		if s := w.Workloads(); len(s) != 1 || s[0].Reason != "GET /: 500" || s[0].InForce {
+			t.Errorf("it is shown as %+v", s)
+		}
+		synctest.Wait()
+		w.stop()
+		next := runOn(t, w.groups, file)
+		next.wantEntries(t, "") // what it last was counts after a restart too
+		next.connect(t, probed).Report(true, "")
+		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1")
+	})
+}
+
+func TestRestartLosesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "registered")
+		w := newWorld(t, file)
+		w.connect(t, till("10.0.0.1"))
+		w.connect(t, till("fd00::2"))
+		synctest.Wait()
+		w.stop()
+		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("the file is %v, %v", info, err)
+		}
+		next := runOn(t, w.groups, file)
+		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1 tills-fd00--2=fd00::2")
+		next.connect(t, till("10.0.0.1"))
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1") // the other had its time
+	})
+}
+
+func TestMembersFollowTheirGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "")
+		w.connect(t, till("10.0.0.1"))
+		w.groups.Put(groupOf(map[string]string{"tier": "changed"}))
+		if got := w.List(config.WorkloadEntry)[0].Spec.(*networking.WorkloadEntry).GetLabels()["tier"]; got != "changed" {
+			t.Errorf("the label is %q", got)
+		}
+		w.groups.Delete(groupKey)
+		w.wantEntries(t, "")
+		if s := w.Workloads(); len(s) != 1 || !strings.Contains(s[0].Reason, "gone") {
+			t.Errorf("it is shown as %+v", s)
+		}
+		w.groups.Put(groupOf(nil))
+		w.wantEntries(t, "tills-10.0.0.1=10.0.0.1")
+	})
+}
+
+func TestWorkloadThatDoesNotFitItsGroupIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "")
+		other := till("10.0.0.1")
+		other.ServiceAccount = "thief"
+		unknown := till("10.0.0.1")
+		unknown.Group = "safes"
+		for _, workload := range []Workload{other, unknown} {
+			if _, err := w.Connect(workload); !errors.Is(err, ErrRefused) {
+				t.Errorf("%v: %v", workload, err)
+			}
+		}
+		w.wantEntries(t, "")
+	})
+}
+
+func TestDamagedFileIsNamedAndReplaced(t *testing.T) {
+	for _, content := range []string{"{", `[{"group":"tills","namespace":"shop"}]`, `[{"address":"x"}]`} {
+		file := filepath.Join(t.TempDir(), "registered")
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		r := New(Config{Groups: config.NewMemoryStore(), File: file, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if !strings.Contains(log.String(), file) || len(r.Workloads()) != 0 {
+			t.Errorf("%s: %v, %s", content, r.Workloads(), &log)
+		}
+		if err := r.save(); err != nil {
+			t.Error(err)
+		}
+		if now, err := os.ReadFile(file); string(now) != "[]\n" {
+			t.Errorf("the file is %q, %v", now, err)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package registration
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxFile bounds what is read: some 100,000 workloads.
+const maxFile = 64 << 20
+
+// kept is a workload in the file.
+type kept struct {
+	Workload
+	Healthy bool   `json:"healthy,omitempty"`
+	Reason  string `json:"reason,omitempty"`
+}
+
+func (r *Registrar) load() error {
+	if r.cfg.File == "" {
+		return nil
+	}
+	file, err := os.Open(r.cfg.File)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("registered workloads: %w", err)
+	}
+	defer func() { _ = file.Close() }()
+	var all []kept
+	if err := json.NewDecoder(io.LimitReader(file, maxFile)).Decode(&all); err != nil {
+		return fmt.Errorf("registered workloads: %s: %w", r.cfg.File, err)
+	}
+	leaves := time.Now().Add(r.cfg.Return)
+	for _, k := range all {
+		if !k.Address.IsValid() || k.Group == "" || k.Namespace == "" {
+			return fmt.Errorf("registered workloads: %s: a workload without address, group or namespace", r.cfg.File)
+		}
+		m := &member{Workload: k.Workload, key: k.key(), healthy: k.Healthy, reason: k.Reason, leaves: leaves}
+		r.members[m.key] = m
+		r.rebuild(m)
+	}
+	return nil
+}
+
+// save writes the file in one step, unless it is as it was.
+func (r *Registrar) save() error {
+	if r.cfg.File == "" {
+		return nil
+	}
+	content, err := r.content()
+	if err != nil {
+		return err
+	}
+	if old, err := os.ReadFile(r.cfg.File); err == nil && bytes.Equal(old, content) || err != nil && string(content) == "[]\n" {
+		return nil
+	}
+	file, err := os.CreateTemp(filepath.Dir(r.cfg.File), ".registered-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("registered workloads: %w", err)
+	}
+	_, err = file.Write(content)
+	if err = errors.Join(err, file.Sync(), file.Close()); err == nil {
+		err = os.Rename(file.Name(), r.cfg.File)
+	}
+	if err != nil {
+		_ = os.Remove(file.Name())
+		return fmt.Errorf("registered workloads: %s: %w", r.cfg.File, err)
+	}
+	return nil
+}
+
+func (r *Registrar) content() ([]byte, error) {
+	r.mu.Lock()
+	all := make([]*member, 0, len(r.members))
+	for _, m := range r.members {
+		all = append(all, m)
+	}
+	slices.SortFunc(all, func(a, b *member) int { return strings.Compare(a.key.String(), b.key.String()) })
+	out := make([]kept, 0, len(all))
+	for _, m := range all {
+		out = append(out, kept{Workload: m.Workload, Healthy: m.healthy, Reason: m.reason})
+	}
+	r.mu.Unlock()
+	content, err := json.MarshalIndent(out, "", " ")
+	return append(content, '\n'), err
+}
