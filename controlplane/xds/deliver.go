@@ -36,7 +36,7 @@ func impliesWildcard(typeURL string) bool {
 func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool) {
 	sub, ok := c.subs[typeURL]
 	if !ok {
-		sub = newSubscription(typeURL)
+		sub = newSubscription(typeURL, &c.server.pages)
 		c.subs[typeURL] = sub
 	}
 	fresh = !sub.asked
@@ -57,13 +57,13 @@ func (c *connection) answered(sub *subscription, r *request) *sent {
 	if r.refusal == nil {
 		sub.ack(b)
 		if sub.typeURL == RouteType {
-			c.apart.has(b.versions)
+			c.apart.has(namesOf(b.resources))
 		}
 		return b
 	}
 	rejection := sub.nack(b, r.refusal.GetMessage())
 	if sub.typeURL == RouteType {
-		c.apart.refused(b.versions)
+		c.apart.refused(b.resources)
 	}
 	c.server.metrics.rejects.WithLabelValues(shortType(sub.typeURL)).Inc()
 	c.log.Warn("client rejected configuration", "type", shortType(sub.typeURL), "resources", clip(rejection.Resources),
@@ -151,7 +151,8 @@ func (c *connection) respond(sub *subscription, resources []*Resource, removed [
 	c.mu.Lock()
 	if sub.typeURL == RouteType {
 		for _, res := range resources {
-			c.apart.sending(res.Name, sub.known[res.Name] != unsure || c.apart.accepted[res.Name])
+			version, _ := sub.known.get(res.Name)
+			c.apart.sending(res.Name, version != unsure || c.apart.accepted[res.Name])
 		}
 	}
 	sub.record(r, c.wire.protocol() == sotwProtocol && impliesWildcard(sub.typeURL))
@@ -200,7 +201,10 @@ func (c *connection) sendAssignments(clusters []*Resource) error {
 	}
 	if c.wire.protocol() == deltaProtocol { // the other one replaces its names with each request
 		c.mu.Lock()
-		sub.names = union(sub.names, names)
+		for name := range names {
+			sub.names.set(name, "")
+		}
+		sub.names.settle(sub.pages)
 		c.mu.Unlock()
 	}
 	want, err := c.generate(sub, false, mapKeys(names))
@@ -212,15 +216,15 @@ func (c *connection) sendAssignments(clusters []*Resource) error {
 
 // takeOwed adds the assignments that are owed, of those that the client asks for now, to names.
 func (c *connection) takeOwed(sub *subscription, names map[string]struct{}) map[string]struct{} {
-	names = union(names, intersection(c.owed, sub.names))
+	names = union(names, subscribed(c.owed, &sub.names))
 	c.owed = map[string]struct{}{}
 	return names
 }
 
-func intersection(a, b map[string]struct{}) map[string]struct{} {
+func subscribed(names map[string]struct{}, to *ledger) map[string]struct{} {
 	both := map[string]struct{}{}
-	for name := range a {
-		if _, ok := b[name]; ok {
+	for name := range names {
+		if to.has(name) {
 			both[name] = struct{}{}
 		}
 	}

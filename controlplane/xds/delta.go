@@ -16,7 +16,7 @@ func (c *connection) handleDelta(r *request) error {
 	c.mu.Unlock()
 	if r.typeURL == RouteType {
 		if fresh {
-			c.apart.has(r.initial)
+			c.apart.has(mapKeys(r.initial))
 		}
 		c.apart.dropped(r.unsubscribe)
 		return c.answerRoutes(sub, a, r, fresh)
@@ -68,8 +68,9 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 	if fresh {
 		a.resumed = len(r.initial) > 0
 		for name, version := range r.initial {
-			s.known[name] = version
+			s.known.set(name, version)
 		}
+		s.known.settle(s.pages)
 		// An empty first request is the older way to ask for all; later on, emptiness means nothing.
 		s.wildcard = len(r.subscribe) == 0 && impliesWildcard(s.typeURL)
 		a.wildcard = s.wildcard
@@ -80,7 +81,7 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 			s.wildcard = true
 			continue
 		}
-		s.names[name] = struct{}{}
+		s.names.set(name, "")
 		if _, has := r.initial[name]; !fresh || !has {
 			a.names[name] = struct{}{}
 		}
@@ -91,20 +92,21 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 			s.dropWildcard()
 			continue
 		}
-		delete(s.names, name)
+		s.names.remove(name)
 		delete(a.names, name)
 		s.forget(name)
 		if s.wildcard {
 			a.doubtful[name] = struct{}{}
 		}
 	}
+	s.names.settle(s.pages)
 	return a
 }
 
 func (s *subscription) dropWildcard() {
 	s.wildcard = false
-	for name := range s.known {
-		if _, named := s.names[name]; !named {
+	for name := range s.known.all {
+		if !s.names.has(name) {
 			s.forget(name)
 		}
 	}
@@ -117,7 +119,7 @@ func (c *connection) answerFirst(sub *subscription, a ask) error {
 	if sub.typeURL == EndpointType {
 		forced = c.takeOwed(sub, forced)
 	}
-	want, err := c.generate(sub, sub.wildcard, mapKeys(sub.names))
+	want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 	if err != nil {
 		return nil // generate has told everybody; silence is better than an answer that takes resources away
 	}

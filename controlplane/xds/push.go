@@ -100,7 +100,7 @@ func (c *connection) update(sub *subscription, t Touched) error {
 // compare generates what was touched, as far as the client subscribes to it, and compares it with what the client has.
 func (c *connection) compare(sub *subscription, t Touched) (difference, error) {
 	if t.All {
-		want, err := c.generate(sub, sub.wildcard, mapKeys(sub.names))
+		want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 		if err != nil {
 			return difference{}, err
 		}

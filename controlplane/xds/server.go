@@ -64,6 +64,8 @@ type Server struct {
 	stopping   chan struct{}
 	started    time.Time
 
+	pages pages
+
 	mu          sync.Mutex
 	stopped     bool
 	pushes      uint64

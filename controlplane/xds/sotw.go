@@ -22,7 +22,7 @@ func (c *connection) handleSotw(r *request) error {
 	c.mu.Unlock()
 	switch {
 	case fresh || r.nonce == "":
-		return c.answerSotw(sub, mapKeys(sub.names), true)
+		return c.answerSotw(sub, sub.names.sorted(), true)
 	case impliesWildcard(sub.typeURL) && changed:
 		return c.answerSotw(sub, nil, false)
 	case len(added) > 0:
@@ -33,25 +33,26 @@ func (c *connection) handleSotw(r *request) error {
 
 // subscribeSotw replaces the subscription by what a request lists, and gives the names that it did not have.
 func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) {
-	names := map[string]struct{}{}
+	var names ledger
 	wildcard := slices.Contains(r.names, wildcardName) ||
 		(len(r.names) == 0 && !s.named && impliesWildcard(s.typeURL))
 	for _, name := range r.names {
 		if name == wildcardName {
 			continue
 		}
-		names[name] = struct{}{}
-		if _, had := s.names[name]; !had {
+		names.set(name, "")
+		if !s.names.has(name) {
 			added = append(added, name)
 		}
 	}
 	s.named = s.named || len(r.names) > 0
-	changed = wildcard != s.wildcard || len(added) > 0 || len(names) != len(s.names)
-	for name := range s.names {
-		if _, kept := names[name]; !kept && !wildcard && !impliesWildcard(s.typeURL) {
+	changed = wildcard != s.wildcard || len(added) > 0 || names.len() != s.names.len()
+	for name := range s.names.all {
+		if !names.has(name) && !wildcard && !impliesWildcard(s.typeURL) {
 			s.forget(name)
 		}
 	}
+	names.settle(s.pages)
 	s.names, s.wildcard = names, wildcard
 	return added, changed
 }
@@ -60,7 +61,7 @@ func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) 
 func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty bool) error {
 	wildcard := sub.wildcard
 	if impliesWildcard(sub.typeURL) {
-		names = mapKeys(sub.names)
+		names = sub.names.sorted()
 		evenEmpty = true
 	}
 	want, err := c.generate(sub, wildcard, names)
@@ -80,7 +81,7 @@ func (c *connection) updateSotw(sub *subscription, t Touched) error {
 		}
 		return c.updateNamedSotw(sub, d)
 	}
-	want, err := c.generate(sub, sub.wildcard, mapKeys(sub.names))
+	want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 	if err != nil {
 		return nil
 	}
@@ -112,7 +113,7 @@ func (s *subscription) leaving() []*Resource {
 
 // removeSotw sends a type without what is to be removed.
 func (c *connection) removeSotw(sub *subscription) error {
-	want, err := c.generate(sub, sub.wildcard, mapKeys(sub.names))
+	want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 	if err != nil {
 		return nil
 	}

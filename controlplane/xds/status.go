@@ -115,13 +115,13 @@ func rank(typeURL string) int {
 
 func (s *subscription) status() TypeStatus {
 	st := TypeStatus{
-		TypeURL: s.typeURL, Wildcard: s.wildcard, Names: mapKeys(s.names), Rejected: s.rejected(),
+		TypeURL: s.typeURL, Wildcard: s.wildcard, Names: slices.Clone(s.names.sorted()), Rejected: s.rejected(),
 		Removing: len(s.removing),
 	}
 	if served(s.typeURL) { // who was told that there is nothing need not confirm it
 		st.Unanswered = len(s.outstanding)
 	}
-	for _, version := range s.known {
+	for _, version := range s.known.all {
 		if version != unsure {
 			st.Resources++
 		}
@@ -186,7 +186,7 @@ func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resour
 			if !ok || err != nil {
 				continue
 			}
-			resources[typeURL], err = found.generate(sub, sub.wildcard, mapKeys(sub.names))
+			resources[typeURL], err = found.generate(sub, sub.wildcard, sub.names.sorted())
 		}
 	})
 	return resources, cmp.Or(doErr, err)

@@ -19,13 +19,13 @@ const (
 type subscription struct {
 	typeURL  string
 	wildcard bool
-	names    map[string]struct{}
+	names    ledger
 	// asked says that the client's own request was seen; an assignment may be sent behind its cluster before that.
 	asked bool
 	// named says that a state-of-the-world client named resources once: an empty list is then none, and not all.
 	named bool
 	// known is what the client has, by name: the version that was sent and not refused, or that the client came with.
-	known map[string]string
+	known ledger
 	// refused is what a client refused and does not have in a version that it accepted since.
 	refused map[string]refusal
 	// removing is what has to be removed once all additions of all types are sent.
@@ -33,9 +33,10 @@ type subscription struct {
 	// failed is the last error in generating the resources; it is tried again at each push.
 	failed error
 
+	pages       *pages
 	full        []*Resource // the last state-of-the-world response, of a type whose responses are complete
 	outstanding []*sent     // responses without an answer, oldest first
-	last        *sent
+	last        *sent // without its resources, as is acked: they are not kept for being told of
 	acked       *sent
 	ackedAt     time.Time
 	rejection   *Rejection // the last one
@@ -45,7 +46,7 @@ type subscription struct {
 type sent struct {
 	nonce, version string
 	at             time.Time
-	versions       map[string]string // by name
+	resources      []*Resource
 	removed        []string
 }
 
@@ -59,11 +60,8 @@ type refusal struct {
 	by      *Rejection
 }
 
-func newSubscription(typeURL string) *subscription {
-	return &subscription{
-		typeURL: typeURL, names: map[string]struct{}{}, known: map[string]string{}, refused: map[string]refusal{},
-		removing: map[string]struct{}{},
-	}
+func newSubscription(typeURL string, pages *pages) *subscription {
+	return &subscription{typeURL: typeURL, pages: pages, refused: map[string]refusal{}, removing: map[string]struct{}{}}
 }
 
 // difference is what has to be sent for a client to have what it should.
@@ -80,11 +78,11 @@ func (s *subscription) diff(want []*Resource, forced map[string]struct{}) differ
 	d := s.lacking(want, forced)
 	present := 0
 	for _, r := range want {
-		if _, known := s.known[r.Name]; known {
+		if s.known.has(r.Name) {
 			present++
 		}
 	}
-	if present < len(s.known) {
+	if present < s.known.len() {
 		d.removed = s.absent(want)
 	}
 	return d
@@ -98,8 +96,7 @@ func (s *subscription) diffOf(names []string, want []*Resource) difference {
 		there[r.Name] = struct{}{}
 	}
 	for _, name := range names {
-		_, known := s.known[name]
-		if _, ok := there[name]; known && !ok {
+		if _, ok := there[name]; !ok && s.known.has(name) {
 			d.removed = append(d.removed, name)
 		}
 	}
@@ -110,7 +107,7 @@ func (s *subscription) diffOf(names []string, want []*Resource) difference {
 func (s *subscription) wanted(names []string) []string {
 	var out []string
 	for _, name := range names {
-		if _, named := s.names[name]; named || s.wildcard {
+		if s.wildcard || s.names.has(name) {
 			out = append(out, name)
 		}
 	}
@@ -123,7 +120,7 @@ func (s *subscription) lacking(want []*Resource, forced map[string]struct{}) dif
 	var d difference
 	var again, suspects []*Resource
 	for _, r := range want {
-		version, known := s.known[r.Name]
+		version, known := s.known.get(r.Name)
 		_, force := forced[r.Name]
 		refused, wasRefused := s.refused[r.Name]
 		wasRefused = wasRefused && refused.version == r.Version
@@ -150,7 +147,7 @@ func (s *subscription) absent(want []*Resource) []string {
 		wanted[r.Name] = struct{}{}
 	}
 	var gone []string
-	for name := range s.known {
+	for name := range s.known.all {
 		if _, ok := wanted[name]; !ok {
 			gone = append(gone, name)
 		}
@@ -169,14 +166,13 @@ func parts(resources []*Resource, n int) [][]*Resource {
 
 // record books a response that is about to be sent; full says that the client drops what is not in it.
 func (s *subscription) record(r *response, full bool) *sent {
-	b := &sent{nonce: r.nonce, version: r.version, at: time.Now(), versions: make(map[string]string, len(r.resources)), removed: r.removed}
+	b := &sent{nonce: r.nonce, version: r.version, at: time.Now(), resources: r.resources, removed: r.removed}
 	if full {
 		b.removed = s.absent(r.resources)
 		s.full = r.resources
 	}
 	for _, res := range r.resources {
-		b.versions[res.Name] = res.Version
-		s.known[res.Name] = res.Version
+		s.known.set(res.Name, res.Version)
 		if !full {
 			delete(s.removing, res.Name)
 		}
@@ -184,7 +180,8 @@ func (s *subscription) record(r *response, full bool) *sent {
 	for _, name := range b.removed {
 		s.forget(name)
 	}
-	s.last = b
+	s.known.settle(s.pages)
+	s.last = b.told()
 	if len(s.outstanding) == maxOutstanding {
 		s.outstanding = slices.Delete(s.outstanding, 0, 1)
 	}
@@ -192,9 +189,11 @@ func (s *subscription) record(r *response, full bool) *sent {
 	return b
 }
 
+func (b *sent) told() *sent { return &sent{nonce: b.nonce, version: b.version, at: b.at} }
+
 // forget strikes out a resource that the client no longer has or wants.
 func (s *subscription) forget(name string) {
-	delete(s.known, name)
+	s.known.remove(name)
 	delete(s.refused, name)
 	delete(s.removing, name)
 }
@@ -212,15 +211,19 @@ func (s *subscription) settle(nonce string) *sent {
 }
 
 func (s *subscription) ack(b *sent) {
-	s.acked, s.ackedAt = b, time.Now()
-	for name, version := range b.versions {
+	s.acked, s.ackedAt = b.told(), time.Now()
+	for _, res := range b.resources {
+		r, ok := s.refused[res.Name]
+		if !ok {
+			continue
+		}
 		// A newer refusal of the same name is not lifted by the late acknowledgement of an older version.
-		if r, ok := s.refused[name]; ok && (r.version == version || s.known[name] == version) {
-			delete(s.refused, name)
+		if known, _ := s.known.get(res.Name); r.version == res.Version || known == res.Version {
+			delete(s.refused, res.Name)
 		}
 	}
 	for _, name := range b.removed {
-		if s.known[name] == unsure { // an earlier answer had cast doubt on it, and nothing was sent since
+		if version, _ := s.known.get(name); version == unsure { // an earlier answer had cast doubt on it, and nothing was sent since
 			s.forget(name)
 		}
 	}
@@ -228,29 +231,29 @@ func (s *subscription) ack(b *sent) {
 
 func (s *subscription) nack(b *sent, reason string) *Rejection {
 	rejection := &Rejection{At: time.Now(), Reason: reason, Nonce: b.nonce, Version: b.version}
-	alone := len(b.versions) == 1
-	for name, version := range b.versions {
-		suspect := alone || mentions(reason, name)
+	alone := len(b.resources) == 1
+	for _, res := range b.resources {
+		suspect := alone || mentions(reason, res.Name)
 		if suspect {
-			rejection.Resources = append(rejection.Resources, name)
+			rejection.Resources = append(rejection.Resources, res.Name)
 		}
-		current, ok := s.known[name]
+		current, ok := s.known.get(res.Name)
 		if !ok {
 			continue // it was taken back in the meantime
 		}
-		if current == version {
-			s.known[name] = unsure
+		if current == res.Version {
+			s.known.set(res.Name, unsure)
 		}
-		s.refused[name] = refusal{version: version, condemned: alone, suspect: suspect, by: rejection}
+		s.refused[res.Name] = refusal{version: res.Version, condemned: alone, suspect: suspect, by: rejection}
 	}
 	for _, name := range b.removed {
-		if _, ok := s.known[name]; !ok {
-			s.known[name] = unsure
+		if !s.known.has(name) {
+			s.known.set(name, unsure)
 		}
 	}
 	rejection.named = len(rejection.Resources) > 0
 	if !rejection.named {
-		rejection.Resources = append(mapKeys(b.versions), b.removed...)
+		rejection.Resources = append(namesOf(b.resources), b.removed...)
 	}
 	slices.Sort(rejection.Resources)
 	s.rejection = rejection
@@ -276,6 +279,14 @@ func mentions(reason, name string) bool {
 func partOfName(b byte) bool {
 	return b == '_' || b == '-' || b == '|' || b == '/' ||
 		'0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
+}
+
+func namesOf(resources []*Resource) []string {
+	names := make([]string, len(resources))
+	for i, r := range resources {
+		names[i] = r.Name
+	}
+	return names
 }
 
 func mapKeys[V any](m map[string]V) []string {

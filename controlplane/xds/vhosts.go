@@ -47,18 +47,18 @@ func (a *apart) sending(name string, had bool) {
 }
 
 // refused books that the client refused route configurations. Where it has none from before it dropped what came behind.
-func (a *apart) refused(names map[string]string) {
-	for name := range names {
-		if !a.accepted[name] {
-			delete(a.placed, name)
-			a.fresh[name] = true
+func (a *apart) refused(routes []*Resource) {
+	for _, r := range routes {
+		if !a.accepted[r.Name] {
+			delete(a.placed, r.Name)
+			a.fresh[r.Name] = true
 		}
 	}
 }
 
 // has books that the client has route configurations.
-func (a *apart) has(names map[string]string) {
-	for name := range names {
+func (a *apart) has(names []string) {
+	for _, name := range names {
 		a.accepted[name] = true
 	}
 }
@@ -89,7 +89,7 @@ func (c *connection) answerHosts(sub *subscription, a ask, fresh bool) error {
 	}
 	// What is left over may belong to route configurations that the client has not asked for yet on this stream.
 	var strangers []string
-	for name := range sub.known {
+	for name := range sub.known.all {
 		if !c.apart.placed[routeOf(name)] {
 			strangers = append(strangers, name)
 		}
@@ -109,14 +109,14 @@ func (c *connection) followRoutes() error {
 		return nil
 	}
 	for _, route := range mapKeys(c.apart.placed) {
-		if _, wanted := routes.names[route]; !wanted {
+		if !routes.names.has(route) {
 			if err := c.takeBack(hosts, route); err != nil {
 				return err
 			}
 		}
 	}
-	for _, route := range mapKeys(routes.names) {
-		if !c.apart.routes[route] || c.apart.placed[route] || routes.known[route] == unsure {
+	for _, route := range routes.names.sorted() {
+		if version, _ := routes.known.get(route); !c.apart.routes[route] || c.apart.placed[route] || version == unsure {
 			continue
 		}
 		if err := c.place(hosts, route); err != nil {
@@ -214,8 +214,8 @@ func (c *connection) deliverHosts(hosts *subscription, d difference) error {
 // virtual hosts of its route configuration away, or as they were.
 func (c *connection) retryHosts(hosts *subscription, refused *sent) error {
 	routes := map[string]bool{}
-	for name := range refused.versions {
-		routes[routeOf(name)] = true
+	for _, r := range refused.resources {
+		routes[routeOf(r.Name)] = true
 	}
 	for _, name := range refused.removed {
 		routes[routeOf(name)] = true
@@ -238,7 +238,7 @@ func (c *connection) retryHosts(hosts *subscription, refused *sent) error {
 // knownOf gives the virtual hosts of a route configuration that the client has, sorted.
 func (s *subscription) knownOf(route string) []string {
 	var names []string
-	for name := range s.known {
+	for name := range s.known.all {
 		if routeOf(name) == route {
 			names = append(names, name)
 		}
