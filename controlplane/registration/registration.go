@@ -196,6 +196,14 @@ func (r *Registrar) rebuild(m *member) {
 	r.publish(m, entryOf(m, group))
 }
 
+func (r *Registrar) rebuildAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range r.members {
+		r.rebuild(m)
+	}
+}
+
 // Disconnect says that the connection has ended. It may be called again.
 func (g *Registration) Disconnect() {
 	g.once.Do(func() {
@@ -217,6 +225,7 @@ func (g *Registration) Disconnect() {
 func (r *Registrar) Run(ctx context.Context) error {
 	cancel := r.cfg.Groups.Subscribe(r.followGroups)
 	defer cancel()
+	r.rebuildAll() // groups may have changed since they were last looked at
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

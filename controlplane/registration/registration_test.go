@@ -51,6 +51,7 @@ func runOn(t *testing.T, groups *config.MemoryStore, file string) *world {
 	go func() { defer close(ended); _ = r.Run(ctx) }()
 	stop := func() { cancel(); <-ended }
 	t.Cleanup(stop)
+	synctest.Wait() // until it follows the groups
 	return &world{r, groups, stop}
 }
 
