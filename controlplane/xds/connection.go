@@ -41,6 +41,9 @@ type connection struct {
 	calls     chan func()
 	settle    *time.Timer // running while removals wait for a reconnecting client's other requests
 	settling  bool
+	hold      *time.Timer         // running while what is noted waits for the client's answers
+	flushing  bool                // a push was sent whose removals were not
+	since     time.Time           // of the oldest change that is noted
 	owed      map[string]struct{} // assignments to send as soon as the client asks for any, whatever it says it has
 	apart     apart
 	nonces    uint64
@@ -50,9 +53,11 @@ type connection struct {
 	pendingMu sync.Mutex
 	pending   *push
 
-	mu      sync.Mutex
-	subs    map[string]*subscription
-	pushing bool
+	mu    sync.Mutex
+	subs  map[string]*subscription
+	dirty map[string]Touched // what the client may lack, by type
+	// taking: a push is no longer pending, and what it means is not noted yet.
+	taking bool
 }
 
 // serve handles one stream from its first request to its end.
@@ -62,7 +67,7 @@ func (s *Server) serve(w wire) error {
 	c := &connection{
 		server: s, wire: w, ctx: ctx, connected: time.Now(), log: s.cfg.Logger,
 		requests: make(chan *request), recvErr: make(chan error, 1), wake: make(chan struct{}, 1), calls: make(chan func()),
-		owed: map[string]struct{}{}, apart: newApart(), subs: map[string]*subscription{},
+		owed: map[string]struct{}{}, apart: newApart(), subs: map[string]*subscription{}, dirty: map[string]Touched{},
 	}
 	identity, err := s.cfg.Identify(ctx)
 	if err != nil {
@@ -120,6 +125,8 @@ func (c *connection) run(first *request) error {
 	defer c.server.remove(c)
 	c.settle = time.NewTimer(time.Hour)
 	defer c.settle.Stop()
+	c.hold = time.NewTimer(time.Hour)
+	defer c.hold.Stop()
 	c.log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.wire.protocol())
 	err = c.handle(first)
 	if err == nil {
@@ -157,11 +164,15 @@ func (c *connection) loop() error {
 			f()
 		case <-c.settle.C:
 			c.settling = false
-			err = c.flushRemovals()
+			c.flushing = true
+		case <-c.hold.C:
 		case <-c.wake:
-			err = c.handlePush()
+			c.takePush()
 		}
 		if err != nil {
+			return err
+		}
+		if err := c.advance(); err != nil {
 			return err
 		}
 	}

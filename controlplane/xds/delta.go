@@ -33,6 +33,11 @@ func (c *connection) answer(sub *subscription, a ask, fresh bool) error {
 	switch {
 	case !fresh && a.empty():
 		return nil
+	}
+	if err := c.catchUp(sub.typeURL); err != nil {
+		return err
+	}
+	switch {
 	case sub.typeURL == VirtualHostType:
 		return c.answerHosts(sub, a, fresh)
 	case fresh:

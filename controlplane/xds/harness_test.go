@@ -155,6 +155,9 @@ func newRig(t testing.TB, cfg Config) *rig {
 	if cfg.Settle == 0 {
 		cfg.Settle = 30 * time.Millisecond
 	}
+	if cfg.Await == 0 {
+		cfg.Await = 10 * time.Millisecond // many of these clients confirm nothing
+	}
 	server, conn := serveInProcess(t, cfg)
 	return &rig{Server: server, t: t, source: source, conn: conn}
 }

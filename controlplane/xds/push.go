@@ -7,44 +7,152 @@ import (
 	"time"
 )
 
-// handlePush brings the client to the newest state: additions of all types in order, then removals in reverse.
-func (c *connection) handlePush() error {
-	p := c.takePending()
-	if p == nil {
-		return nil
-	}
-	c.server.metrics.queueTime.Observe(time.Since(p.queued).Seconds())
+// takePush makes the newest state the client's, and notes what it may lack of it. A change that came while others wait to
+// be sent is sent with them.
+func (c *connection) takePush() {
 	c.mu.Lock()
-	c.pushing = true
-	c.state, c.version = p.state, p.version
+	c.taking = true
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
-		c.pushing = false
+		c.taking = false
 		c.mu.Unlock()
 	}()
-	touches := c.touched(p.change)
-	touched := 0
-	for _, typeURL := range Order {
-		sub, ok := c.subs[typeURL]
+	p := c.takePending()
+	if p == nil {
+		return
+	}
+	c.server.metrics.queueTime.Observe(time.Since(p.queued).Seconds())
+	c.mu.Lock()
+	c.state, c.version = p.state, p.version
+	c.mu.Unlock()
+	c.note(c.touched(p.change), p.since)
+}
+
+// note adds to what the client may lack.
+func (c *connection) note(touches Touches, since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for typeURL, sub := range c.subs {
 		t, concerned := touches[typeURL]
-		if !ok || !concerned && sub.failed == nil {
+		if !concerned && sub.failed == nil || !served(typeURL) {
 			continue
 		}
-		touched++
+		if len(c.dirty) == 0 {
+			c.since = since
+		}
+		c.dirty[typeURL] = c.dirty[typeURL].and(t)
+	}
+}
+
+// and is what either concerns.
+func (t Touched) and(other Touched) Touched {
+	if t.All || other.All {
+		return Touched{All: true}
+	}
+	return Touched{Names: append(t.Names, other.Names...)}
+}
+
+// advance sends what is noted, as far as the client keeps up: additions of all types in order, then removals in reverse.
+// Of each type one response is on its way at a time; what refers to clusters waits until the client has those that were
+// sent, and removals until it has stopped referring to what goes. Nothing waits longer than Config.Await.
+func (c *connection) advance() error {
+	if len(c.dirty) == 0 && !c.flushing {
+		return nil
+	}
+	var held time.Duration
+	for _, typeURL := range Order {
+		t, dirty := c.dirty[typeURL]
+		sub, ok := c.subs[typeURL]
+		if !ok {
+			continue
+		}
+		busy := c.busy(sub)
+		if !dirty || busy > 0 || held > 0 && typeURL != EndpointType {
+			if dirty || referred(typeURL) {
+				held = max(held, busy)
+			}
+			continue
+		}
+		c.clean(typeURL)
 		if err := c.update(sub, t); err != nil {
 			return err
 		}
+		if referred(typeURL) {
+			held = max(held, c.busy(sub))
+		}
 	}
-	if touched == 0 {
+	return c.finish(held)
+}
+
+// finish sends removals when nothing is left to send before them.
+func (c *connection) finish(held time.Duration) error {
+	if len(c.dirty) == 0 {
+		if c.flushing && !c.since.IsZero() {
+			c.server.metrics.convergence.Observe(time.Since(c.since).Seconds())
+			c.since = time.Time{}
+		}
+		for _, typeURL := range []string{ListenerType, RouteType, VirtualHostType} {
+			if sub, ok := c.subs[typeURL]; ok {
+				held = max(held, c.busy(sub))
+			}
+		}
+		switch {
+		case c.settling, !c.anyRemovals():
+			c.flushing = false
+			return nil
+		case held == 0:
+			c.flushing = false
+			return c.flushRemovals()
+		}
+	}
+	c.hold.Reset(held)
+	return nil
+}
+
+// clean takes note of a type away.
+func (c *connection) clean(typeURL string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.dirty, typeURL)
+	c.flushing = true
+}
+
+// busy says for how long still to wait for the client's answer to the last response of a type; 0 is not at all.
+func (c *connection) busy(sub *subscription) time.Duration {
+	if len(sub.outstanding) == 0 || !served(sub.typeURL) {
+		return 0
+	}
+	return max(0, c.server.cfg.Await-time.Since(sub.outstanding[len(sub.outstanding)-1].at))
+}
+
+// referred says whether other types refer to resources of this one, which the client has to have before them.
+func referred(typeURL string) bool { return typeURL == ClusterType }
+
+func (c *connection) anyRemovals() bool {
+	for _, sub := range c.subs {
+		if len(sub.removing) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// catchUp sends what is noted of clusters and their endpoints before something is answered that may refer to them.
+func (c *connection) catchUp(typeURL string) error {
+	if typeURL != ListenerType && typeURL != RouteType && typeURL != VirtualHostType {
 		return nil
 	}
-	if !c.settling {
-		if err := c.flushRemovals(); err != nil {
+	for _, before := range []string{ClusterType, EndpointType} {
+		t, dirty := c.dirty[before]
+		if !dirty {
+			continue
+		}
+		c.clean(before)
+		if err := c.update(c.subs[before], t); err != nil {
 			return err
 		}
 	}
-	c.server.metrics.convergence.Observe(time.Since(p.since).Seconds())
 	return nil
 }
 

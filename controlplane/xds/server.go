@@ -28,6 +28,9 @@ type Config struct {
 	// not, are removed: its other types' requests have to be answered first, or it would lose a cluster while its old
 	// routes still lead there. Default 250 ms.
 	Settle time.Duration
+	// Await is how long the next push of a type waits at most for the client's answer to the last one. Clients answer at
+	// once, but for clusters, which they hold back while any of them warms up. Default 1 s.
+	Await  time.Duration
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil registers none.
 	Registerer prometheus.Registerer
@@ -39,6 +42,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Generators <= 0 {
 		c.Generators = 2 * runtime.GOMAXPROCS(0)
+	}
+	if c.Await <= 0 {
+		c.Await = time.Second
 	}
 	if c.Settle <= 0 {
 		c.Settle = 250 * time.Millisecond

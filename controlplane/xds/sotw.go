@@ -59,6 +59,9 @@ func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) 
 
 // answerSotw sends the names of a type; all that the client subscribes to where a response has to be complete.
 func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty bool) error {
+	if err := c.catchUp(sub.typeURL); err != nil {
+		return err
+	}
 	wildcard := sub.wildcard
 	if impliesWildcard(sub.typeURL) {
 		names = sub.names.sorted()

@@ -91,7 +91,7 @@ func (c *connection) status() ClientStatus {
 	defer c.mu.Unlock()
 	st := ClientStatus{
 		ID: c.id, Node: c.node, Address: c.peer.Address, Identity: c.peer.Identity, Protocol: c.wire.protocol(),
-		Connected: c.connected, Version: c.version, Pushing: waiting || c.pushing, Types: []TypeStatus{},
+		Connected: c.connected, Version: c.version, Pushing: waiting || c.taking || len(c.dirty) > 0, Types: []TypeStatus{},
 	}
 	st.InSync = !st.Pushing
 	for _, sub := range c.subs {
