@@ -2,7 +2,9 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -97,18 +99,17 @@ func (c *client) run(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.begin(); err != nil {
-		return err
-	}
 	r := &response{decoder: c.fleet.decoder}
-	for {
-		if err := c.stream.RecvMsg(r); err != nil {
-			return err
-		}
-		if err := c.take(r); err != nil {
-			return err
+	err = c.begin()
+	for err == nil {
+		if err = c.stream.RecvMsg(r); err == nil {
+			err = c.take(r)
 		}
 	}
+	if errors.Is(err, io.EOF) { // of a send: why the stream ended is told to who reads
+		err = c.stream.RecvMsg(r)
+	}
+	return err
 }
 
 // begin sends the first requests of a stream: for clusters, and for all that the client has from an earlier stream.

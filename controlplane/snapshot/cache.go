@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"container/list"
 	"sync"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -11,39 +12,58 @@ import (
 // for concurrent use.
 //
 // A key has to hold all that the resource depends on: values, and pointers to what is immutable. Then an entry is never
-// wrong; it can only be no longer asked for, and such entries go once in a while.
+// wrong; it can only be no longer asked for, and such entries go when there are more than the mesh can have use for.
 type Cache struct {
 	mu      sync.Mutex
-	entries map[any]*cacheEntry
-	// epoch counts sweeps; made is how many entries were added since the last one, kept how many older ones were in use
-	// then.
-	epoch, made, kept int
+	entries map[any]*list.Element
+	recent  *list.List // of *cacheEntry, the one that was asked for last in front
+	limit   int
 }
 
 type cacheEntry struct {
+	key      any
 	once     sync.Once
 	resource *xds.Resource
 	err      error
-	epoch    int
 }
 
-func newCache() *Cache { return &Cache{entries: map[any]*cacheEntry{}} }
+// leastLimit is how many entries are held at any rate.
+const leastLimit = 4096
+
+func newCache() *Cache {
+	return &Cache{entries: map[any]*list.Element{}, recent: list.New(), limit: leastLimit}
+}
 
 // Get gives the resource of a key, and makes it if it is not there. Concurrent callers of one key wait for the one that
 // makes it.
 func (c *Cache) Get(key any, build func() (*xds.Resource, error)) (*xds.Resource, error) {
-	c.mu.Lock()
-	e := c.entries[key]
-	if e == nil {
-		c.sweep()
-		e = &cacheEntry{}
-		c.entries[key] = e
-		c.made++
-	}
-	e.epoch = c.epoch
-	c.mu.Unlock()
+	e := c.entry(key)
 	e.once.Do(func() { e.resource, e.err = build() })
 	return e.resource, e.err
+}
+
+func (c *Cache) entry(key any) *cacheEntry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at, ok := c.entries[key]; ok {
+		c.recent.MoveToFront(at)
+		return at.Value.(*cacheEntry)
+	}
+	for len(c.entries) >= c.limit {
+		oldest := c.recent.Remove(c.recent.Back()).(*cacheEntry)
+		delete(c.entries, oldest.key)
+	}
+	e := &cacheEntry{key: key}
+	c.entries[key] = c.recent.PushFront(e)
+	return e
+}
+
+// expect sets how many entries are held at most, by what a mesh has use for: fewer would be made again and again when
+// many proxies of several scopes come at once. Half of them may be of snapshots before.
+func (c *Cache) expect(use int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.limit = max(leastLimit, 2*use)
 }
 
 // Len is how many resources are held.
@@ -51,24 +71,4 @@ func (c *Cache) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.entries)
-}
-
-// sweepAfter is how many entries are added at least before the cache looks for idle ones.
-const sweepAfter = 1024
-
-// sweep drops what nobody asked for since the last sweep, whenever as much was added as was in use then: so the work is in
-// proportion to what is made, and the cache stays within a small multiple of what is in use.
-func (c *Cache) sweep() {
-	if c.made < sweepAfter+c.kept {
-		return
-	}
-	for key, e := range c.entries {
-		if e.epoch < c.epoch {
-			delete(c.entries, key)
-		}
-	}
-	// What was added since the last sweep may be in use or not: that shows by the next one.
-	c.kept = len(c.entries) - c.made
-	c.epoch++
-	c.made = 0
 }

@@ -74,6 +74,8 @@ type world struct {
 	destinationRules *destinationRules
 	sidecars         map[string][]*config.Resource // by namespace, the oldest first
 
+	cache *Cache // to be told how much there is
+
 	mu     sync.Mutex
 	scopes map[scopeKey]*Scope
 	// before are the scopes of the world before this one: a scope that turns out equal is taken over.
@@ -112,7 +114,21 @@ func (w *world) scope(key scopeKey, sidecar *config.Resource) *Scope {
 		sc = old
 	}
 	w.scopes[key] = sc
+	// Of each port and subset there are a cluster and its endpoints, and routes in each scope.
+	w.cache.expect(w.parts() * (3 + max(len(w.scopes), len(w.before))))
 	return sc
+}
+
+// parts are the ports of services and the subsets of rules, of which clusters and routes are made.
+func (w *world) parts() int {
+	n := 0
+	for _, svc := range w.services {
+		n += len(svc.Ports)
+	}
+	for _, d := range w.destinationRules.all {
+		n += len(d.Subsets)
+	}
+	return n
 }
 
 // sidecar finds the Sidecar resource of a workload: one that selects it, one of its namespace, or the root namespace's.

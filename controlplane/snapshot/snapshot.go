@@ -194,7 +194,7 @@ func (b *build) buildWorld() {
 	w := &world{
 		mesh: b.next.Mesh, resolve: b.next.Registry.ResolveHostname, services: services, byHost: old.byHost,
 		virtualServices: old.virtualServices, destinationRules: old.destinationRules, sidecars: old.sidecars,
-		scopes: map[scopeKey]*Scope{}, before: old.takeScopes(),
+		cache: b.next.Cache, scopes: map[scopeKey]*Scope{}, before: old.takeScopes(),
 	}
 	b.next.world, b.next.selecting = w, b.prev.selecting
 	if !same {

@@ -212,14 +212,29 @@ func TestCacheForgetsWhatNobodyAsksForAndKeepsTheRest(t *testing.T) {
 	c := newCache()
 	made := 0
 	get := func(key int) { _, _ = c.Get(key, func() (*xds.Resource, error) { made++; return nil, nil }) }
-	for i := range 100 * sweepAfter {
+	for i := range 10 * leastLimit {
 		get(-1) // in use all the time
 		get(i)
 	}
-	if made != 100*sweepAfter+1 {
-		t.Errorf("the entry in use was made %d times", made-100*sweepAfter)
+	if made != 10*leastLimit+1 {
+		t.Errorf("the entry in use was made %d times", made-10*leastLimit)
 	}
-	if n := c.Len(); n > 8*sweepAfter {
+	if n := c.Len(); n > leastLimit {
 		t.Errorf("%d entries are kept, of which one is in use", n)
+	}
+}
+
+// TestCacheHoldsWhatAMeshHasUseFor, though nobody asks for it for long: when all proxies come back, nothing is made anew.
+func TestCacheHoldsWhatAMeshHasUseFor(t *testing.T) {
+	c := newCache()
+	c.expect(20_000)
+	made := 0
+	for range 3 {
+		for i := range 20_000 {
+			_, _ = c.Get(i, func() (*xds.Resource, error) { made++; return nil, nil })
+		}
+	}
+	if made != 20_000 {
+		t.Errorf("%d were made of 20000", made)
 	}
 }
