@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -105,7 +106,7 @@ func (s *Server) serveConfigDump(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, dump)
 }
 
-// dump gives a resource as JSON; of name tables there is no type to be had.
+// dump gives a resource as JSON, without private keys; of name tables there is no type to be had.
 func dump(r *xds.Resource) ([]byte, error) {
 	if r.Body.GetTypeUrl() == xds.NameTableType {
 		return json.Marshal(map[string]any{"table": translate.DescribeNames(r.Body.GetValue())})
@@ -113,6 +114,11 @@ func dump(r *xds.Resource) ([]byte, error) {
 	message, err := r.Body.UnmarshalNew()
 	if err != nil {
 		return nil, err
+	}
+	if secret, ok := message.(*tlsv3.Secret); ok {
+		if secret.GetTlsCertificate().GetPrivateKey() != nil {
+			secret.GetTlsCertificate().PrivateKey = nil
+		}
 	}
 	return protojson.Marshal(message)
 }

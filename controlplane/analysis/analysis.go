@@ -14,6 +14,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
@@ -110,7 +111,7 @@ type reading struct {
 func (r *reading) read() error {
 	paths := slices.DeleteFunc(slices.Clone(r.cfg.Paths), func(p string) bool { return p == "-" })
 	if len(paths) > 0 {
-		dirs, err := config.NewDirStore(config.DirConfig{Paths: paths, DefaultNamespace: r.cfg.DefaultNamespace})
+		dirs, err := config.NewDirStore(config.DirConfig{Paths: paths, DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check})
 		if err != nil {
 			return err
 		}
@@ -136,7 +137,7 @@ func (r *reading) readStdin() error {
 	if err != nil {
 		return fmt.Errorf("reading what comes in: %w", err)
 	}
-	resources, problems := config.Parser{DefaultNamespace: r.cfg.DefaultNamespace}.Parse("-", text)
+	resources, problems := config.Parser{DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check}.Parse("-", text)
 	store := config.NewMemoryStore()
 	store.Put(resources...)
 	r.stores, r.problems = append(r.stores, store), append(r.problems, problems...)

@@ -37,7 +37,7 @@ func (d *document) readSpec(n *yaml.Node, info kindInfo) proto.Message {
 func (d *document) specHas(name string) bool {
 	info, ok := kinds[d.key.Kind]
 	if !ok || info.message == nil {
-		return ok && contains(serviceFields, name)
+		return ok && d.key.Kind == Service && contains(serviceFields, name)
 	}
 	return fieldNamed(info.message.Descriptor(), name) != nil
 }

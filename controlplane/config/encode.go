@@ -27,6 +27,8 @@ func encode(r *Resource) ([]byte, error) {
 	switch spec := r.Spec.(type) {
 	case *ServiceSpec:
 		document["spec"] = encodeService(spec)
+	case *SecretSpec:
+		document["data"] = encodeSecret(spec)
 	case proto.Message:
 		document["spec"] = encodeMessage(spec.ProtoReflect())
 	}

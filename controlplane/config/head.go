@@ -92,9 +92,18 @@ func (d *document) read(h head, check func(*Resource) []Problem) *Resource {
 		Key: d.key, APIVersion: h.apiVersion, Labels: h.meta.labels, Annotations: h.meta.annotations, Created: h.meta.created,
 		Origin: d.origin, Places: d.places,
 	}
-	if d.key.Kind == Service {
+	switch d.key.Kind {
+	case Service:
 		r.Spec = d.readService(h.spec)
-	} else {
+	case Secret:
+		secret := d.readSecret(h.root)
+		if secret == nil && !d.refused {
+			d.inert = true
+			d.report(Info, d.origin, "", "", "the Secret was read and has no effect here: it has no certificate", "")
+			return nil
+		}
+		r.Spec = secret
+	default:
 		r.Spec = d.readSpec(h.spec, info)
 	}
 	if d.refused || !d.passes(check, r) {
@@ -163,6 +172,9 @@ func (d *document) checkVersion(h head, info kindInfo) bool {
 
 func (d *document) checkFields(h head) {
 	allowed := []string{"apiVersion", "kind", "metadata", "spec", "status"}
+	if d.key.Kind == Secret {
+		allowed = secretFields
+	}
 	for i := 0; i+1 < len(h.root.Content); i += 2 {
 		key := h.root.Content[i]
 		if !contains(allowed, key.Value) {

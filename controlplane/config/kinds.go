@@ -12,7 +12,7 @@ func Kinds() []Kind {
 	return []Kind{
 		Service, ServiceEntry, WorkloadEntry, VirtualService, DestinationRule, Gateway, Sidecar,
 		PeerAuthentication, AuthorizationPolicy, RequestAuthentication, EnvoyFilter, WorkloadGroup, ProxyConfig, Telemetry,
-		WasmPlugin,
+		WasmPlugin, Secret,
 	}
 }
 
@@ -40,6 +40,7 @@ var (
 
 var kinds = map[Kind]kindInfo{
 	Service:             {group: "", versions: []string{"v1"}},
+	Secret:              {group: "", versions: []string{"v1"}},
 	VirtualService:      istioKind(networkingGroup, networkingVersions, validateVirtualService),
 	DestinationRule:     istioKind(networkingGroup, networkingVersions, validateDestinationRule),
 	Gateway:             istioKind(networkingGroup, networkingVersions, validateGateway),
@@ -69,7 +70,7 @@ func istioKind[M protoreflect.ProtoMessage](group string, versions []string, val
 // have no effect on a mesh here.
 var inertKinds = map[string][]string{
 	"": {
-		"Pod", "ServiceAccount", "Namespace", "ConfigMap", "Secret", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
+		"Pod", "ServiceAccount", "Namespace", "ConfigMap", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
 		"ReplicationController", "LimitRange", "ResourceQuota", "PodTemplate", "Node", "Event",
 	},
 	"apps":                         {"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "ControllerRevision"},

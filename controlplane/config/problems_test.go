@@ -219,7 +219,7 @@ func TestProblemsInHeadsAreNamed(t *testing.T) {
 
 func TestKindsWithoutEffectAreReadPast(t *testing.T) {
 	for apiVersion, list := range map[string]string{
-		"v1": "Pod ServiceAccount Namespace ConfigMap Secret Endpoints", "apps/v1": "Deployment ReplicaSet StatefulSet DaemonSet",
+		"v1": "Pod ServiceAccount Namespace ConfigMap Endpoints", "apps/v1": "Deployment ReplicaSet StatefulSet DaemonSet",
 		"batch/v1": "Job CronJob", "networking.k8s.io/v1": "Ingress NetworkPolicy", "discovery.k8s.io/v1": "EndpointSlice",
 		"rbac.authorization.k8s.io/v1": "Role RoleBinding ClusterRole ClusterRoleBinding", "autoscaling/v2": "HorizontalPodAutoscaler",
 		"policy/v1": "PodDisruptionBudget", "apiextensions.k8s.io/v1": "CustomResourceDefinition", "mesh.pilotfish.dev/v1": "Mesh",

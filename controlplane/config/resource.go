@@ -17,6 +17,7 @@ type Kind string
 // The kinds that the control plane understands.
 const (
 	Service             Kind = "Service"
+	Secret              Kind = "Secret"
 	VirtualService      Kind = "VirtualService"
 	DestinationRule     Kind = "DestinationRule"
 	Gateway             Kind = "Gateway"
@@ -75,7 +76,7 @@ type Resource struct {
 	// Origin is where the document begins; empty when it did not come from a file.
 	Origin Position
 	// Spec is a pointer to the kind's own type: *v1alpha3.VirtualService and so on of istio.io/api
-	// (networking/v1alpha3, security/v1beta1), and *ServiceSpec for a Kubernetes Service.
+	// (networking/v1alpha3, security/v1beta1), and *ServiceSpec and *SecretSpec for Kubernetes Services and Secrets.
 	Spec any
 	// Places maps a field path of the document ("spec.http[0].route[0].destination.host") to where it stands in the
 	// file, for messages about what only shows later (a host that does not exist). Nil when it did not come from a file.
@@ -115,6 +116,9 @@ func (r *Resource) Equal(o *Resource) bool {
 		return ok && proto.Equal(spec, other)
 	case *ServiceSpec:
 		other, ok := o.Spec.(*ServiceSpec)
+		return ok && spec.Equal(other)
+	case *SecretSpec:
+		other, ok := o.Spec.(*SecretSpec)
 		return ok && spec.Equal(other)
 	}
 	return false

@@ -97,7 +97,8 @@ func syntaxProblem(c chunk, err error) Problem {
 	} else if line := findBreak(c.text); line > 0 {
 		p.At.Line = line
 	}
-	if p.At.Line > 0 {
+	// What stands in a Secret is shown to nobody.
+	if p.At.Line > 0 && !strings.Contains(string(c.text), "Secret") {
 		p.Value = lineOf(c.text, p.At.Line)
 	}
 	p.At.Line = max(p.At.Line, 1) + c.line

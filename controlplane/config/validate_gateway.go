@@ -56,8 +56,8 @@ func (s scope) server(server *networking.Server) {
 	for i, host := range server.GetHosts() {
 		s.item("hosts", i).gatewayHost(host)
 	}
-	if bind := server.GetBind(); bind != "" && !isIP(bind) && !strings.HasPrefix(bind, "unix://") {
-		s.field("bind").refuse(bind, "not an address to listen on", "give an IP address")
+	if bind := server.GetBind(); bind != "" && !isIP(bind) {
+		s.field("bind").refuse(bind, "not an address that a gateway listens on here", "give an IP address")
 	}
 	s.serverTLSMatchesPort(server)
 	s.field("tls").serverTLS(server.GetTls())
@@ -134,6 +134,7 @@ func (s scope) serverFiles(t *networking.ServerTLSSettings) {
 		if t.GetServerCertificate() != "" || t.GetPrivateKey() != "" || len(t.GetTlsCertificates()) > 0 {
 			s.field("credentialName").refuse(t.GetCredentialName(), "excludes the files of a certificate", "keep either")
 		}
+		s.credentials(t)
 		return
 	}
 	if len(t.GetTlsCertificates()) == 0 {
@@ -152,12 +153,47 @@ func (s scope) serverFiles(t *networking.ServerTLSSettings) {
 	s.clientAuthorities(t)
 }
 
+// maxCredentials is how many certificates a server shows, of which the client's abilities choose: one of each sort of key.
+const maxCredentials = 2
+
+func (s scope) credentials(t *networking.ServerTLSSettings) {
+	if t.GetCredentialName() != "" && len(t.GetCredentialNames()) > 0 {
+		s.field("credentialNames").refuse("", "credentialName and credentialNames exclude one another", "keep credentialNames")
+	}
+	if len(t.GetCredentialNames()) > maxCredentials {
+		s.field("credentialNames").refuse(len(t.GetCredentialNames()), fmt.Sprintf("more than %d", maxCredentials), "name one with an RSA key and one with an ECDSA key")
+	}
+	for i, name := range t.GetCredentialNames() {
+		s.item("credentialNames", i).credential(name)
+	}
+	if name := t.GetCredentialName(); name != "" {
+		s.field("credentialName").credential(name)
+	}
+	if name := t.GetCaCertCredentialName(); name != "" {
+		s.field("caCertCredentialName").credential(name)
+	}
+	if t.GetCaCertificates() != "" {
+		s.clientAuthorities(t)
+	}
+}
+
+// credential checks the name of a Secret of the gateway's own namespace.
+func (s scope) credential(name string) {
+	if !dnsSubdomain.MatchString(name) || len(name) > 253 {
+		s.refuse(name, "not the name of a Secret", "name a Secret of the namespace that the gateway's workload is in")
+	}
+}
+
 // clientAuthorities checks who may sign the certificates of clients: it has to be said, and is never everyone whom the
 // system trusts.
 func (s scope) clientAuthorities(t *networking.ServerTLSSettings) {
 	at := s.field("caCertificates")
 	switch {
 	case t.GetMode() == networking.ServerTLSSettings_SIMPLE:
+	case t.GetCaCertificates() != "" && t.GetCaCertCredentialName() != "":
+		at.refuse(t.GetCaCertificates(), "caCertificates and caCertCredentialName exclude one another", "keep one of the two")
+	case t.GetCaCertCredentialName() != "":
+		s.field("caCertCredentialName").credential(t.GetCaCertCredentialName())
 	case t.GetCaCertificates() == "":
 		at.refuse("", "mode "+t.GetMode().String()+" needs the certificates of those who sign the clients'", "name their file")
 	case t.GetCaCertificates() == "system":

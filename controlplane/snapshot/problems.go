@@ -271,16 +271,8 @@ func (c *checker) coveredByWildcard(host, namespace string) bool {
 
 func (c *checker) credential(r *config.Resource, field, name string) {
 	if name != "" {
-		c.find(config.UnknownCredential, r, field+".credentialName", name, "Kubernetes secrets are not read here: there is no such certificate",
+		c.find(config.UnknownCredential, r, field+".credentialName", name, "Secrets are for the servers of Gateways here: there is no such certificate",
 			"name files of the proxy's machine instead: serverCertificate or clientCertificate, privateKey, caCertificates")
-	}
-}
-
-func (c *checker) gateways() {
-	for _, g := range c.s.gateways {
-		for i, server := range g.Spec.GetServers() {
-			c.credential(g.Resource, fmt.Sprintf("spec.servers[%d].tls", i), server.GetTls().GetCredentialName())
-		}
 	}
 }
 

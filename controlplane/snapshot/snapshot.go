@@ -53,6 +53,7 @@ type Snapshot struct {
 	keys         *KeySets
 	gateways     []Gateway
 	envoyFilters *envoyFilters
+	secrets      *secrets
 	instances    map[*registry.Service]*Instances
 	selecting    map[string][]*registry.Service // services with a selector, by namespace
 
@@ -63,7 +64,7 @@ type Snapshot struct {
 var indexed = []config.Kind{
 	config.VirtualService, config.DestinationRule, config.Gateway, config.Sidecar,
 	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.EnvoyFilter,
-	config.ProxyConfig, config.Telemetry, config.WasmPlugin,
+	config.ProxyConfig, config.Telemetry, config.WasmPlugin, config.Secret,
 }
 
 // Build makes the snapshot of what is in the inputs. changed names the resources that differ from what prev was built
@@ -156,7 +157,10 @@ func (b *build) buildPolicies() {
 	if b.changes(config.Gateway) {
 		b.next.gateways = newGateways(b.next.resources[config.Gateway])
 	}
-	b.next.envoyFilters = b.prev.envoyFilters
+	b.next.envoyFilters, b.next.secrets = b.prev.envoyFilters, b.prev.secrets
+	if b.changes(config.Secret) {
+		b.next.secrets = newSecrets(b.next.resources[config.Secret])
+	}
 	if b.changes(config.EnvoyFilter) {
 		b.next.envoyFilters = newEnvoyFilters(b.prev.envoyFilters, b.next.resources[config.EnvoyFilter], root)
 	}

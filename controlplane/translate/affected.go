@@ -151,6 +151,10 @@ func (a *affected) resource(r *config.Resource) {
 		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
 			a.all(xds.ListenerType, xds.RouteType)
 		}
+	case *config.SecretSpec:
+		if a.mayHaveSecrets() && r.Namespace == a.p.Namespace {
+			a.all(xds.SecretType, xds.ListenerType)
+		}
 	case *networking.EnvoyFilter:
 		if near && snapshot.FilterApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
 			a.envoyFilter(spec)

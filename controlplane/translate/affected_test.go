@@ -42,6 +42,7 @@ var affectedProxies = []string{
 	"sidecar captured.one 127.203.24.1 app=a INTERCEPTION_MODE=REDIRECT",
 	"router edge.edge 127.203.25.1 istio=edge",
 	"router other.edge 127.203.26.1 istio=other",
+	"router proven.edge 127.203.32.1 istio=edge PROVEN=yes",
 	"sidecar apart.one 127.203.27.1 app=a version=v1 HOSTS_APART=yes",
 	"sidecar captured-apart.one 127.203.28.1 app=a INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
 	"sidecar narrow-apart.narrow 127.203.29.1 app=narrow INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
@@ -118,6 +119,11 @@ var affectedSteps = []string{
 	"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: all, namespace: istio-system}\nspec: {configPatches: [{applyTo: CLUSTER, match: {cluster: {service: b.two.svc.cluster.local}}, patch: {operation: REMOVE}}, {applyTo: ROUTE_CONFIGURATION, match: {context: GATEWAY}, patch: {operation: MERGE, value: {most_specific_header_mutations_wins: true}}}]}",
 	"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: a, namespace: one}\nspec: {workloadSelector: {labels: {app: a}}, configPatches: [{applyTo: LISTENER, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 1000}}}, {applyTo: CLUSTER, patch: {operation: ADD, value: {name: extra, type: STATIC, connect_timeout: 1s}}}, {applyTo: VIRTUAL_HOST, match: {routeConfiguration: {name: http_proxy}}, patch: {operation: ADD, value: {name: more, domains: [more.example.com]}}}]}",
 	"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: a, namespace: one}\nspec: {configPatches: [{applyTo: LISTENER, match: {context: SIDECAR_INBOUND}, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 1000}}}]}",
+	"apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: tls, namespace: far}\nspec: {selector: {istio: edge}, servers: [{port: {number: 443, name: https, protocol: HTTPS}, hosts: [\"a.example\"], tls: {mode: SIMPLE, credentialName: one}}, {port: {number: 443, name: more, protocol: HTTPS}, hosts: [\"b.example\"], tls: {mode: MUTUAL, credentialName: one}}]}",
+	"apiVersion: v1\nkind: Secret\nmetadata: {name: one, namespace: edge}\ndata: {tls.crt: $CERTIFICATE, tls.key: $KEY}",
+	"apiVersion: v1\nkind: Secret\nmetadata: {name: one-cacert, namespace: edge}\ndata: {ca.crt: $AUTHORITY}",
+	"apiVersion: v1\nkind: Secret\nmetadata: {name: one, namespace: edge}\ndata: {tls.crt: $CERTIFICATE, tls.key: $KEY, ca.crt: $AUTHORITY}",
+	"Secret edge/one-cacert", "Secret edge/one",
 	"VirtualService two/db", "VirtualService one/a", "VirtualService one/edge", "DestinationRule one/a", "DestinationRule two/private",
 	"EnvoyFilter one/a", "EnvoyFilter istio-system/all", "Gateway edge/other", "PeerAuthentication one/default", "AuthorizationPolicy istio-system/all", "Sidecar narrow/default",
 	"Sidecar istio-system/default", "ServiceEntry far/out", "ServiceEntry far/any", "WorkloadEntry one/a-3", "Service two/grpc", "Service one/a",
@@ -125,7 +131,7 @@ var affectedSteps = []string{
 
 func (m *testMesh) step(step string) snapshot.Change {
 	if strings.HasPrefix(step, "apiVersion") {
-		return m.apply(step)
+		return m.apply(withCertificates(step))
 	}
 	kind, name, _ := strings.Cut(step, " ")
 	namespace, name, _ := strings.Cut(name, "/")

@@ -133,6 +133,9 @@ type source struct{}
 
 func (source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
 	p, err := translate.ParseProxy(node, peer.Identity)
+	if err == nil {
+		p.Proven = true // as if it had come by the port that has it prove itself
+	}
 	return client{p}, err
 }
 
@@ -168,6 +171,8 @@ func generate(snap *snapshot.Snapshot, p *translate.Proxy, typeURL string, names
 		return translate.Routes(snap, p, names)
 	case xds.VirtualHostType:
 		return translate.VirtualHosts(snap, p, names)
+	case xds.SecretType:
+		return translate.Secrets(snap, p, names)
 	case xds.NameTableType:
 		table, err := translate.NameTable(snap, p)
 		return []*xds.Resource{table}, err
@@ -186,9 +191,14 @@ type authority struct {
 func newAuthority(t testing.TB) *authority {
 	a := &authority{t: t, cert: &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}}
 	a.key, a.pem, _ = a.sign(a.cert, a.cert, nil)
+	block, _ := pem.Decode(a.pem)
+	var err error
+	if a.cert, err = x509.ParseCertificate(block.Bytes); err != nil {
+		a.t.Fatal(err)
+	}
 	return a
 }
 

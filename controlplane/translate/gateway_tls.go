@@ -26,24 +26,33 @@ func (v view) gatewayTLS(s server) *corev3.TransportSocket {
 		context.RequireClientCertificate = boolean(true)
 		return serverTLS(context)
 	}
-	common.TlsCertificateSdsSecretConfigs = certificates(settings)
+	common.TlsCertificateSdsSecretConfigs = v.certificates(settings)
 	if len(common.TlsCertificateSdsSecretConfigs) == 0 {
 		return nil
 	}
 	switch settings.GetMode() {
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
-		if ca := settings.GetCaCertificates(); ca == "" || ca == systemRoots {
-			return nil // whoever has a public authority's certificate would be let in
+		root := v.clientAuthorities(settings)
+		if root == nil {
+			return nil
 		}
-		common.ValidationContextType = clientValidation(settings)
+		common.ValidationContextType = clientValidation(root, settings)
 		context.RequireClientCertificate = boolean(settings.GetMode() == networking.ServerTLSSettings_MUTUAL)
 	}
 	return serverTLS(context)
 }
 
-// certificates are those that are named by files; ones of Kubernetes secrets are not to be had here (see the snapshot's
-// Problems).
-func certificates(settings *networking.ServerTLSSettings) []*tlsv3.SdsSecretConfig {
+// certificates are those of Kubernetes Secrets, as far as there are any, or of files.
+func (v view) certificates(settings *networking.ServerTLSSettings) []*tlsv3.SdsSecretConfig {
+	if names := credentialNames(settings); len(names) > 0 {
+		var out []*tlsv3.SdsSecretConfig
+		for _, name := range names {
+			if v.certificate(name) != nil {
+				out = append(out, kubernetesSecret(name))
+			}
+		}
+		return out
+	}
 	if settings.GetServerCertificate() != "" && settings.GetPrivateKey() != "" {
 		return []*tlsv3.SdsSecretConfig{sdsSecret(fileCertificate(settings.GetServerCertificate(), settings.GetPrivateKey()))}
 	}
@@ -54,8 +63,23 @@ func certificates(settings *networking.ServerTLSSettings) []*tlsv3.SdsSecretConf
 	return out
 }
 
-func clientValidation(settings *networking.ServerTLSSettings) *tlsv3.CommonTlsContext_CombinedValidationContext {
-	out := validateWith(fileRoot(settings.GetCaCertificates()), exactNames(settings.GetSubjectAltNames()))
+// clientAuthorities are those who sign the certificates of clients; nil when nobody says who that is.
+func (v view) clientAuthorities(settings *networking.ServerTLSSettings) *tlsv3.SdsSecretConfig {
+	if name := authorityName(settings); name != "" {
+		if v.authorities(name) == nil {
+			return nil
+		}
+		return kubernetesSecret(name + authoritySuffix)
+	}
+	if ca := settings.GetCaCertificates(); ca != "" && ca != systemRoots {
+		return sdsSecret(fileRoot(ca))
+	}
+	return nil // whoever has a public authority's certificate would be let in
+}
+
+func clientValidation(root *tlsv3.SdsSecretConfig, settings *networking.ServerTLSSettings) *tlsv3.CommonTlsContext_CombinedValidationContext {
+	out := validateWith("", exactNames(settings.GetSubjectAltNames()))
+	out.CombinedValidationContext.ValidationContextSdsSecretConfig = root
 	defaults := out.CombinedValidationContext.DefaultValidationContext
 	defaults.VerifyCertificateSpki = settings.GetVerifyCertificateSpki()
 	defaults.VerifyCertificateHash = settings.GetVerifyCertificateHash()

@@ -1,6 +1,7 @@
 package translate_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
@@ -41,6 +43,24 @@ type topic struct {
 	skip    []string
 }
 
+// withCertificates fills in $CERTIFICATE, $KEY and $AUTHORITY, for Secrets.
+func withCertificates(text string) string {
+	for name, part := range someCertificates() {
+		text = strings.ReplaceAll(text, name, part)
+	}
+	return text
+}
+
+var someCertificates = sync.OnceValue(func() map[string]string {
+	ca := newAuthority(nil)
+	cert, key := ca.issue("spiffe://x/y")
+	out := map[string]string{}
+	for name, part := range map[string][]byte{"$CERTIFICATE": cert, "$KEY": key, "$AUTHORITY": ca.pem} {
+		out[name] = base64.StdEncoding.EncodeToString(part)
+	}
+	return out
+})
+
 var shown = map[string]string{
 	"clusters": xds.ClusterType, "endpoints": xds.EndpointType, "listeners": xds.ListenerType, "routes": xds.RouteType,
 }
@@ -63,7 +83,7 @@ func topics(t *testing.T) []topic {
 
 func readTopic(t *testing.T, name string) topic {
 	t.Helper()
-	text := readTestdata(t, name+".yaml")
+	text := withCertificates(readTestdata(t, name+".yaml"))
 	tp := topic{name: name}
 	var mesh *meshconfig.MeshConfig
 	for _, line := range strings.Split(text, "\n") {

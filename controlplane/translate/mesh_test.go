@@ -124,6 +124,7 @@ func proxy(t testing.TB, description string) *translate.Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.Proven = strings.Contains(description, "PROVEN")
 	p.HostsApart = strings.Contains(description, "HOSTS_APART")
 	return p
 }

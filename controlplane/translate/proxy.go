@@ -80,6 +80,8 @@ type Proxy struct {
 	// agent reports its health.
 	AutoRegisterGroup string
 	HealthChecked     bool
+	// Proven: it proved its namespace and service account.
+	Proven bool
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
 }
@@ -235,7 +237,7 @@ func (p *Proxy) checkIdentity(identity string) error {
 	if p.ServiceAccount != "" && parts[3] != p.ServiceAccount {
 		return fmt.Errorf("node %q has service account %q, but the caller proved to be %s", p.ID, p.ServiceAccount, identity)
 	}
-	p.ServiceAccount = parts[3]
+	p.ServiceAccount, p.Proven = parts[3], true
 	return nil
 }
 

@@ -25,9 +25,6 @@ func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	return out, nil
 }
 
-// Secrets are the named certificates that the proxy's Gateways refer to; names that lead nowhere are left out.
-func Secrets(*snapshot.Snapshot, *Proxy, []string) ([]*xds.Resource, error) { return nil, nil }
-
 // Extensions are the named configurations of filters that its listeners refer to; names that lead nowhere are left out.
 func Extensions(*snapshot.Snapshot, *Proxy, []string) ([]*xds.Resource, error) { return nil, nil }
 

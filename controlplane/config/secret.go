@@ -1,0 +1,181 @@
+package config
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// SecretSpec is what is read of a Kubernetes Secret that has a certificate or the certificates of authorities. It is never
+// written anywhere but into the file of last good documents: neither its String nor its JSON shows what is in it.
+type SecretSpec struct {
+	// Certificate is a chain and Key its private key, in PEM; empty when the Secret has none.
+	Certificate, Key []byte
+	// Authorities are certificates of authorities, and Revoked lists of what these have revoked, in PEM.
+	Authorities, Revoked []byte
+}
+
+// String does not show the secret.
+func (*SecretSpec) String() string { return "(a secret)" }
+
+// GoString does not show the secret.
+func (*SecretSpec) GoString() string { return "(a secret)" }
+
+// MarshalJSON does not show the secret.
+func (*SecretSpec) MarshalJSON() ([]byte, error) { return []byte(`"(a secret)"`), nil }
+
+// Equal says whether two hold the same.
+func (s *SecretSpec) Equal(o *SecretSpec) bool {
+	return bytes.Equal(s.Certificate, o.Certificate) && bytes.Equal(s.Key, o.Key) &&
+		bytes.Equal(s.Authorities, o.Authorities) && bytes.Equal(s.Revoked, o.Revoked)
+}
+
+var secretFields = []string{"apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"}
+
+// The names that a Secret's parts have: those of type kubernetes.io/tls first, then those that Istio knows beside them.
+var (
+	certificateNames = []string{"tls.crt", "cert"}
+	keyNames         = []string{"tls.key", "key"}
+	authorityNames   = []string{"ca.crt", "cacert"}
+	revokedNames     = []string{"ca.crl", "crl"}
+)
+
+// readSecret reads a Secret; nil when it has nothing that a gateway shows or checks. What is told of it says nothing of its
+// content.
+func (d *document) readSecret(root *yaml.Node) *SecretSpec {
+	content := map[string][]byte{}
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		value := resolve(root.Content[i+1])
+		switch root.Content[i].Value {
+		case "data":
+			maps.Copy(content, d.secretParts(value, "data", base64.StdEncoding.DecodeString))
+		case "stringData": // counts more than data
+			maps.Copy(content, d.secretParts(value, "stringData", func(s string) ([]byte, error) { return []byte(s), nil }))
+		}
+	}
+	spec := &SecretSpec{
+		Certificate: firstOf(content, certificateNames), Key: firstOf(content, keyNames),
+		Authorities: firstOf(content, authorityNames), Revoked: firstOf(content, revokedNames),
+	}
+	if len(spec.Certificate)+len(spec.Key)+len(spec.Authorities) == 0 {
+		return nil
+	}
+	if !d.refused {
+		d.checkSecret(spec)
+	}
+	return spec
+}
+
+func (d *document) secretParts(n *yaml.Node, path string, decode func(string) ([]byte, error)) map[string][]byte {
+	out := map[string][]byte{}
+	if isNull(n) {
+		return out
+	}
+	if n.Kind != yaml.MappingNode {
+		d.refuseAt(d.at(n), path, "", "expected fields", "write one `name: value` a line below it")
+		return out
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := n.Content[i].Value, resolve(n.Content[i+1])
+		at := path + "[" + name + "]"
+		d.mark(at, n.Content[i], value)
+		if !slices.Contains(slices.Concat(certificateNames, keyNames, authorityNames, revokedNames), name) || isNull(value) {
+			continue // of no concern here
+		}
+		text := strings.Join(strings.Fields(value.Value), "")
+		if path == "stringData" {
+			text = value.Value
+		}
+		part, err := decode(text)
+		if value.Kind != yaml.ScalarNode || err != nil {
+			d.refuseAt(d.at(value), at, "", "not base64", "encode it, or write it as it is under stringData")
+			continue
+		}
+		out[name] = part
+	}
+	return out
+}
+
+func firstOf(content map[string][]byte, names []string) []byte {
+	for _, name := range names {
+		if part := content[name]; len(part) > 0 {
+			return part
+		}
+	}
+	return nil
+}
+
+// checkSecret checks that what is there can be used. The errors of the parsers are not told: they may quote.
+func (d *document) checkSecret(spec *SecretSpec) {
+	switch {
+	case len(spec.Certificate) > 0 && len(spec.Key) == 0:
+		d.refuseAt(d.place("data"), "data", "", "a certificate without its private key", "add tls.key")
+	case len(spec.Key) > 0 && len(spec.Certificate) == 0:
+		d.refuseAt(d.place("data"), "data", "", "a private key without its certificate", "add tls.crt")
+	case len(spec.Key) > 0:
+		if err := checkPair(spec); err != nil {
+			d.refuseAt(d.place("data"), "data", "", err.Error(), "put in a chain, its own certificate first, and the key of that one, both in PEM")
+		}
+	}
+	if len(spec.Authorities) > 0 && !x509.NewCertPool().AppendCertsFromPEM(spec.Authorities) {
+		d.refuseAt(d.place("data[ca.crt]"), "data[ca.crt]", "", "no certificate can be read of it", "put in certificates of authorities in PEM")
+	}
+	if len(spec.Revoked) > 0 {
+		d.checkRevoked(spec)
+	}
+}
+
+func checkPair(spec *SecretSpec) error {
+	if _, err := tls.X509KeyPair(spec.Certificate, spec.Key); err != nil {
+		if block, _ := pem.Decode(spec.Certificate); block == nil {
+			return errors.New("tls.crt is not PEM")
+		}
+		if block, _ := pem.Decode(spec.Key); block == nil {
+			return errors.New("tls.key is not PEM")
+		}
+		return errors.New("the certificate and the key do not belong together, or cannot be read")
+	}
+	return nil
+}
+
+func (d *document) checkRevoked(spec *SecretSpec) {
+	const field = "data[ca.crl]"
+	if len(spec.Authorities) == 0 {
+		d.refuseAt(d.place(field), field, "", "a list of revoked certificates without the authority's", "add ca.crt")
+	}
+	count := 0
+	for rest := spec.Revoked; ; {
+		block, more := pem.Decode(rest)
+		if block == nil {
+			break
+		}
+		if _, err := x509.ParseRevocationList(block.Bytes); err != nil || block.Type != "X509 CRL" {
+			d.refuseAt(d.place(field), field, "", fmt.Sprintf("part %d cannot be read as a list of revoked certificates", count+1), "put in PEM blocks X509 CRL")
+			return
+		}
+		count, rest = count+1, more
+	}
+	if count == 0 {
+		d.refuseAt(d.place(field), field, "", "no list of revoked certificates can be read of it", "put in PEM blocks X509 CRL")
+	}
+}
+
+// encodeSecret writes the data of a Secret.
+func encodeSecret(s *SecretSpec) map[string]any {
+	data := map[string]any{}
+	for name, part := range map[string][]byte{"tls.crt": s.Certificate, "tls.key": s.Key, "ca.crt": s.Authorities, "ca.crl": s.Revoked} {
+		if len(part) > 0 {
+			data[name] = base64.StdEncoding.EncodeToString(part)
+		}
+	}
+	return data
+}

@@ -1,0 +1,190 @@
+package translate_test
+
+import (
+	"bufio"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// TestSecretsAreForProvenGatewaysOfTheirNamespaceAlone, and for those that a Gateway of theirs refers to.
+func TestSecretsAreForProvenGatewaysOfTheirNamespaceAlone(t *testing.T) {
+	m := readTopic(t, "gateway-secrets").mesh
+	all := []string{"kubernetes://both", "kubernetes://pair", "kubernetes://both-cacert", "kubernetes://pair-cacert", "kubernetes://password", "both"}
+	for description, want := range map[string]int{
+		"router ingress.istio-system 127.203.73.1 istio=ingressgateway PROVEN=yes":  4,
+		"router ingress.istio-system 127.203.73.1 istio=ingressgateway":             0,
+		"router ingress.elsewhere 127.203.73.1 istio=ingressgateway PROVEN=yes":     0,
+		"router ingress.istio-system 127.203.73.1 istio=other PROVEN=yes":           0,
+		"sidecar ingress.istio-system 127.203.73.1 istio=ingressgateway PROVEN=yes": 0,
+	} {
+		for _, names := range [][]string{nil, all} {
+			got, err := generate(m.snap, proxy(t, description), xds.SecretType, names)
+			if err != nil || len(got) != want {
+				t.Errorf("%s is given %d secrets, %v", description, len(got), err)
+			}
+		}
+	}
+}
+
+// TestNothingThatIsSaidOfASecretShowsIt: neither problems nor what it is printed as.
+func TestNothingThatIsSaidOfASecretShowsIt(t *testing.T) {
+	const marked = "bWFya2VkLWFzLXNlY3JldA" // no padding: not base64
+	for _, document := range []string{
+		"data: {tls.crt: %s, tls.key: %[1]s}", "data: %s", "data: [%s]", "data:\n  tls.key: %s\n tls.crt: x", "stringData: {tls.crt: %s}",
+		"stringData: {tls.crt: %s, tls.key: '-----BEGIN %[1]s'}", "data: {tls.key: [%s]}", "type: %s\nspec: %[1]s", "data: {tls.key: \"%s}",
+	} {
+		text := "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n" + fmt.Sprintf(document, marked)
+		resources, problems := config.Parse("s.yaml", []byte(text))
+		if len(problems) == 0 {
+			t.Errorf("%s: no problem", document)
+		}
+		for _, p := range problems {
+			if strings.Contains(p.String(), marked) {
+				t.Errorf("%s: %s", document, p)
+			}
+		}
+		if len(resources) > 0 {
+			t.Errorf("%s: taken", document)
+		}
+	}
+	resources := parse(t, withCertificates("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {tls.crt: $CERTIFICATE, tls.key: $KEY}"))
+	if text := fmt.Sprintf("%v %+v %#v %s", resources[0].Spec, resources[0].Spec, resources[0].Spec, resources[0].Spec); strings.Contains(text, "45 45 45") || strings.Contains(text, "BEGIN") {
+		t.Errorf("it prints as %s", text)
+	}
+}
+
+// secretOf is a Secret with a certificate of an authority for the gateway, and parts beside it.
+func (w *world) secretOf(name string, serial int64, parts string) string {
+	_, cert, key := w.plane.ca.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(serial), DNSNames: []string{"shop.example.com"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, w.plane.ca.cert, w.plane.ca.key)
+	return fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s, namespace: edge}\nstringData:\n  tls.crt: |\n%s\n  tls.key: |\n%s\n%s",
+		name, indent(indent(string(cert))), indent(indent(string(key))), parts)
+}
+
+func (w *world) handshake(sni string, certs ...tls.Certificate) (serial string, err error) {
+	c, err := w.dialTLS(sni, certs...)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	return c.ConnectionState().PeerCertificates[0].SerialNumber.String(), nil
+}
+
+func (w *world) dialTLS(sni string, certs ...tls.Certificate) (*tls.Conn, error) {
+	d := &net.Dialer{Timeout: 5 * time.Second}
+	return tls.DialWithDialer(d, "tcp", w.text("NET.1.1:8443"), &tls.Config{InsecureSkipVerify: true, ServerName: sni, Certificates: certs})
+}
+
+const secretGateway = `
+apiVersion: v1
+kind: Service
+metadata: {name: ingress, namespace: edge}
+spec: {selector: {istio: ingress}, ports: [{name: https, port: 443, targetPort: 8443}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: edge}
+spec:
+  selector: {istio: ingress}
+  servers:
+  - {port: {number: 443, name: https, protocol: HTTPS}, hosts: [shop.example.com], tls: {mode: SIMPLE, credentialName: one}}
+  - {port: {number: 443, name: mutual, protocol: HTTPS}, hosts: [mutual.example.com], tls: {mode: MUTUAL, credentialName: one}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: a, namespace: back}
+spec: {hosts: ["*"], gateways: [edge/edge], http: [{directResponse: {status: 200, body: {string: there}}}]}
+`
+
+// TestGatewayServesSecretsAndTheirSuccessorsWithoutClosingConnections with what authorities revoke.
+func TestGatewayServesSecretsAndTheirSuccessorsWithoutClosingConnections(t *testing.T) {
+	bothEnvoys(t, 175, func(t *testing.T, version string, network int) {
+		w := newWorld(t, version, network, secretGateway)
+		w.proxy("router ingress.edge NET.1.1 istio=ingress", "edge/ingress")
+		if _, err := w.handshake("shop.example.com"); err == nil {
+			t.Error("without the Secret it is served")
+		}
+		authorities := "  ca.crt: |\n" + indent(indent(string(w.plane.ca.pem)))
+		w.change(w.secretOf("one", 1, authorities))
+		w.expect(200, "there", func() answer { return w.https("shop.example.com", nil) })
+
+		open, err := w.dialTLS("shop.example.com")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer open.Close()
+		ask := func() error {
+			_ = open.SetDeadline(time.Now().Add(5 * time.Second))
+			fmt.Fprint(open, "GET / HTTP/1.1\r\nHost: shop.example.com\r\n\r\n")
+			resp, err := http.ReadResponse(bufio.NewReader(open), nil)
+			if err == nil && (resp.StatusCode != 200 || resp.Close) {
+				err = fmt.Errorf("%d, closing %t", resp.StatusCode, resp.Close)
+			}
+			return err
+		}
+		if err := ask(); err != nil {
+			t.Fatal(err)
+		}
+		w.change(w.secretOf("one", 2, authorities))
+		eventually(t, func() string {
+			if serial, err := w.handshake("shop.example.com"); err != nil || serial != "2" {
+				return fmt.Sprintf("the certificate shown is %s, %v", serial, err)
+			}
+			return ""
+		})
+		if err := ask(); err != nil {
+			t.Errorf("the connection from before the change: %v", err)
+		}
+
+		client := w.clientCertificate(77)
+		w.expect(0, "", func() answer { return w.httpsAs("mutual.example.com", "mutual.example.com", nil) })
+		w.expect(200, "there", func() answer { return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{client}) })
+		w.change(w.secretOf("one", 3, authorities+"\n  ca.crl: |\n"+indent(indent(string(w.revoking(77))))))
+		w.expect(0, "", func() answer { return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{client}) })
+		other := w.clientCertificate(78)
+		w.expect(200, "there", func() answer { return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{other}) })
+
+		w.remove(config.Key{Kind: config.Secret, Namespace: "edge", Name: "one"})
+		w.expect(0, "", func() answer { return w.https("shop.example.com", nil) })
+	})
+}
+
+func (w *world) clientCertificate(serial int64) tls.Certificate {
+	_, cert, key := w.plane.ca.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "client"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, w.plane.ca.cert, w.plane.ca.key)
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return pair
+}
+
+func (w *world) revoking(serial int64) []byte {
+	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour),
+		RevokedCertificateEntries: []x509.RevocationListEntry{{SerialNumber: big.NewInt(serial), RevocationTime: time.Now().Add(-time.Minute)}},
+	}, w.plane.ca.cert, w.plane.ca.key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
+}
