@@ -11,6 +11,9 @@ import (
 // the server listens at.
 const serverListener = "xds.istio.io/grpc/lds/inbound/%s"
 
+// grpcProvider is the name of the certificates, as control planes refer to them.
+const grpcProvider = "default"
+
 // The bootstrap of gRPC's own xDS clients, as gRFC A27 and A29 have it.
 type grpcBootstrap struct {
 	Servers        []grpcServer                `json:"xds_servers"`
@@ -65,6 +68,12 @@ func GRPC(c Config) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	metadata := node.GetMetadata().AsMap()
+	// By this a control plane knows that it has no Envoy before it, and by the other that mutual TLS can be had.
+	metadata["GENERATOR"] = "grpc"
+	if c.CertDir != "" {
+		metadata["CERTIFICATE_PROVIDER"] = grpcProvider
+	}
 	b := grpcBootstrap{
 		Servers: []grpcServer{{
 			URI: "unix://" + c.absolute(c.XDSSocket),
@@ -72,7 +81,7 @@ func GRPC(c Config) ([]byte, error) {
 			Credentials: []grpcCredentials{{Type: "insecure"}},
 			Features:    []string{"xds_v3"},
 		}},
-		Node:           grpcNode{ID: node.GetId(), Cluster: node.GetCluster(), Metadata: node.GetMetadata().AsMap()},
+		Node:           grpcNode{ID: node.GetId(), Cluster: node.GetCluster(), Metadata: metadata},
 		Certificates:   c.grpcCertificates(),
 		ServerListener: serverListener,
 	}
@@ -87,7 +96,7 @@ func (c Config) grpcCertificates() map[string]grpcCertificates {
 		return nil
 	}
 	file := func(name string) string { return c.absolute(filepath.Join(c.CertDir, name)) }
-	return map[string]grpcCertificates{"default": {
+	return map[string]grpcCertificates{grpcProvider: {
 		Plugin: "file_watcher",
 		Config: grpcFileWatcher{
 			Certificate: file("cert-chain.pem"),

@@ -3,10 +3,12 @@ package bootstrap
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 )
@@ -66,6 +68,7 @@ func TestProxylessClientsAreTheSameNodeAsEnvoy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	want.Metadata.Fields["GENERATOR"] = structpb.NewStringValue("grpc") // by this alone they are told apart
 	if diff := cmp.Diff(protojson.Format(want), protojson.Format(got)); diff != "" {
 		t.Error(diff)
 	}
@@ -80,6 +83,9 @@ func TestProxylessClientsHaveCertificatesOnlyWhereTheyAreWritten(t *testing.T) {
 	want := map[string]string{
 		"certificate_file": "/srv/certs/cert-chain.pem", "private_key_file": "/srv/certs/key.pem",
 		"ca_certificate_file": "/srv/certs/root-cert.pem", "refresh_interval": "900s",
+	}
+	if node := string(grpcOf(t, c).Node); !strings.Contains(node, `"CERTIFICATE_PROVIDER": "default"`) {
+		t.Errorf("the control plane is not told of them: %s", node)
 	}
 	got := grpcOf(t, c).Providers["default"]
 	if diff := cmp.Diff(want, got.Config); diff != "" || got.Plugin != "file_watcher" {

@@ -87,6 +87,9 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 	if !ok {
 		return nil, fmt.Errorf("the state is a %T, and not a snapshot", state)
 	}
+	if p.Proxyless && typeURL != xds.NameTableType { // the names are for its agent
+		return translate.Proxyless(s, p.Proxy, typeURL, names)
+	}
 	switch typeURL {
 	case xds.ClusterType:
 		if wildcard {

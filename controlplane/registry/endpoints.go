@@ -137,12 +137,12 @@ func newEndpoint(we *networking.WorkloadEntry, labels map[string]string, namespa
 		Address: we.GetAddress(), Port: port, ServicePort: servicePort,
 		Labels: labels, Namespace: namespace,
 		ServiceAccount: we.GetServiceAccount(), Network: we.GetNetwork(), Locality: we.GetLocality(), Weight: we.GetWeight(),
-		MTLS: hasSidecar(labels, we.GetServiceAccount()),
+		MTLS: HasSidecar(labels, we.GetServiceAccount()),
 	}
 }
 
-// hasSidecar follows Istio: the label tells; without it, a workload that has an identity has a sidecar.
-func hasSidecar(labels map[string]string, serviceAccount string) bool {
+// HasSidecar follows Istio: the label tells; without it, a workload that has an identity has a sidecar.
+func HasSidecar(labels map[string]string, serviceAccount string) bool {
 	if mode, ok := labels[tlsModeLabel]; ok {
 		return mode == "istio"
 	}

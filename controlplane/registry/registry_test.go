@@ -240,7 +240,7 @@ func TestSidecarIsToldByLabelOrIdentity(t *testing.T) {
 		{nil, "", false}, {nil, "sa", true}, {map[string]string{tlsModeLabel: "istio"}, "", true},
 		{map[string]string{tlsModeLabel: "disabled"}, "sa", false}, {map[string]string{"a": "b"}, "", false},
 	} {
-		if got := hasSidecar(c.labels, c.account); got != c.want {
+		if got := HasSidecar(c.labels, c.account); got != c.want {
 			t.Errorf("%v %q: %t", c.labels, c.account, got)
 		}
 	}

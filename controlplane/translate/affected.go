@@ -18,7 +18,8 @@ import (
 // the change. It never misses a resource; that it names one for nothing costs the work of making what turns out to be the
 // same.
 func Affected(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) xds.Touches {
-	if change.Full {
+	// An application without a proxy has little, all by name, and what that is made of may be anywhere.
+	if change.Full || p.Proxyless {
 		return xds.Everything()
 	}
 	a := affected{view: newView(s, p), touches: xds.Touches{}, change: change}

@@ -73,16 +73,12 @@ func (c outbound) security(port registry.Port, traffic snapshot.Traffic) upstrea
 
 // meshContext is TLS with the mesh's identities on both sides.
 func (c outbound) meshContext(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) *tlsv3.UpstreamTlsContext {
-	identities := settings.GetSubjectAltNames()
-	if len(identities) == 0 {
-		identities = c.facts.Identities
-	}
 	sni := settings.GetSni()
 	if sni == "" {
 		sni = sniName(c.svc.Hostname, c.subset, c.port)
 	}
 	common := meshCertificates()
-	common.ValidationContextType = meshValidation(identities)
+	common.ValidationContextType = meshValidation(c.identities(traffic))
 	common.AlpnProtocols = c.meshALPN(port, traffic)
 	return &tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: sni}
 }

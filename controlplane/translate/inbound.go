@@ -2,6 +2,7 @@ package translate
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"time"
 
@@ -104,6 +105,10 @@ func (v view) inboundChains(port inboundPort) chainSet {
 	}
 	// Only what sidecars offer is taken for the mesh's TLS: the workload's own TLS passes as it is.
 	mtls.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "tls", ApplicationProtocols: meshProtocols}
+	if port.protocol.IsHTTP2() {
+		// gRPC applications that need no sidecar offer this alone.
+		mtls.FilterChainMatch.ApplicationProtocols = append(slices.Clone(meshProtocols), "h2")
+	}
 	if port.protocol.IsHTTP() {
 		plain.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "raw_buffer"}
 	}

@@ -45,6 +45,9 @@ const (
 	Redirect Interception = "REDIRECT"
 )
 
+// grpcGenerator is what the metadata of those says that need no Envoy; Istio's agents say so too.
+const grpcGenerator = "grpc"
+
 // Proxy is one Envoy, as its node describes it. Immutable.
 type Proxy struct {
 	ID             string
@@ -66,6 +69,10 @@ type Proxy struct {
 	Upstreams []Upstream
 	// Publish says which address a router's port listens on instead of its own.
 	Publish map[uint32]netip.AddrPort
+	// Proxyless: it is no Envoy, but an application that speaks xDS itself, as gRPC's libraries do.
+	Proxyless bool
+	// Certificates: such an application has a certificate of the mesh, and the mesh's roots.
+	Certificates bool
 	// EnvoyVersion is what the node says of its Envoy: major, minor, patch; zero when it does not say.
 	EnvoyVersion [3]uint32
 	// HostsApart: it gets virtual hosts by themselves, and not within their route configurations.
@@ -110,6 +117,8 @@ type metadata struct {
 	ProxyConfig    struct {
 		ReadinessProbe json.RawMessage `json:"readinessProbe"`
 	} `json:"PROXY_CONFIG"`
+	Generator    string `json:"GENERATOR"`
+	Certificates string `json:"CERTIFICATE_PROVIDER"`
 }
 
 // ParseProxy reads a proxy from the node of its first request. identity is the SPIFFE ID that it proved, or empty on a
@@ -127,6 +136,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
 	p.Metadata = textOf(node.GetMetadata())
 	p.IstioVersion = p.Metadata["ISTIO_VERSION"]
+	p.Proxyless, p.Certificates = m.Generator == grpcGenerator, m.Certificates != ""
 	version := node.GetUserAgentBuildVersion().GetVersion()
 	p.Network, p.Locality = m.Network, localityName(node.GetLocality())
 	p.AutoRegisterGroup, p.HealthChecked = m.RegisterGroup, len(m.ProxyConfig.ReadinessProbe) > 0
@@ -188,6 +198,7 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 		"INSTANCE_IPS": &m.InstanceIPs, "INTERCEPTION_MODE": &m.Interception, "APP_ADDRESS": &m.AppAddress,
 		"UPSTREAM_LISTENERS": &m.Upstreams, "PUBLISH": &m.Publish, "POD_PORTS": &m.PodPorts,
 		"NETWORK": &m.Network, "AUTO_REGISTER_GROUP": &m.RegisterGroup, "PROXY_CONFIG": &m.ProxyConfig,
+		"GENERATOR": &m.Generator, "CERTIFICATE_PROVIDER": &m.Certificates,
 	} {
 		if raw, ok := fields[name]; ok && string(raw) != "null" {
 			if err := json.Unmarshal(raw, to); err != nil {
@@ -274,7 +285,7 @@ func (p *Proxy) noteFamily(addr netip.Addr) {
 
 func (p *Proxy) readInterception(m metadata) error {
 	p.Interception = Interception(m.Interception)
-	if p.Interception == "" {
+	if p.Interception == "" || p.Proxyless {
 		p.Interception = Redirect
 	}
 	if captures[p.Interception] == nil {

@@ -21,7 +21,9 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	xdscreds "google.golang.org/grpc/credentials/xds"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
@@ -59,8 +61,11 @@ func client(in io.Reader, out io.Writer) error {
 	for lines.Scan() {
 		conn := services[lines.Text()]
 		if conn == nil {
-			var err error
-			conn, err = grpc.NewClient("xds:///"+lines.Text(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+			creds, err := xdscreds.NewClientCredentials(xdscreds.ClientOptions{FallbackCreds: insecure.NewCredentials()})
+			if err != nil {
+				return err
+			}
+			conn, err = grpc.NewClient("xds:///"+lines.Text(), grpc.WithTransportCredentials(creds))
 			if err != nil {
 				return err
 			}
@@ -73,6 +78,9 @@ func client(in io.Reader, out io.Writer) error {
 		answer := fmt.Sprint("error: ", err)
 		if err == nil {
 			answer = server.Addr.String()
+			if info, ok := server.AuthInfo.(credentials.TLSInfo); ok {
+				answer += fmt.Sprint(" as ", info.State.PeerCertificates[0].URIs)
+			}
 		}
 		if _, err := fmt.Fprintln(out, strings.ReplaceAll(answer, "\n", " ")); err != nil {
 			return err
@@ -87,7 +95,11 @@ func serve(address string) error {
 	if err != nil {
 		return err
 	}
-	s, err := xds.NewGRPCServer()
+	creds, err := xdscreds.NewServerCredentials(xdscreds.ServerOptions{FallbackCreds: insecure.NewCredentials()})
+	if err != nil {
+		return err
+	}
+	s, err := xds.NewGRPCServer(grpc.Creds(creds))
 	if err != nil {
 		return err
 	}
@@ -193,10 +205,12 @@ func (p *proxyless) caller(t testing.TB) func(service string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, w := io.Pipe()
-	cmd.Stdout = w
+	out, err := cmd.StdoutPipe() // ends when the client does
+	if err != nil {
+		t.Fatal(err)
+	}
 	start(t, cmd)
-	t.Cleanup(func() { _ = in.Close(); _ = out.Close() })
+	t.Cleanup(func() { _ = in.Close() })
 	answers := bufio.NewReader(out)
 	return func(service string) string {
 		t.Helper()
