@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 )
 
@@ -133,13 +134,13 @@ func open(listen func(network, address string) (net.Listener, error), address st
 }
 
 func newGRPC(config *tls.Config) *grpc.Server {
-	options := []grpc.ServerOption{
+	options := append(xds.ServerOptions(),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxConcurrentStreams(1000),
-		grpc.ConnectionTimeout(10 * time.Second),
+		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-	}
+	)
 	if config != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}

@@ -86,7 +86,7 @@ func serveGRPC(t testing.TB, register func(*grpc.Server)) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := grpc.NewServer()
+	g := grpc.NewServer(xds.ServerOptions()...)
 	register(g)
 	go func() { _ = g.Serve(l) }()
 	t.Cleanup(g.Stop)

@@ -26,7 +26,7 @@ func benchResources(n int) []*Resource {
 	for i := range resources {
 		resources[i] = &Resource{Name: fmt.Sprintf("outbound|80||service-%d.default.svc.cluster.local", i), Version: "1",
 			Body: &anypb.Any{TypeUrl: cds, Value: body}}
-		resources[i].wrapped = resources[i].wrap()
+		resources[i].frame = newFrame(resources[i])
 	}
 	return resources
 }
@@ -53,7 +53,7 @@ func benchPush(b *testing.B, clients int) {
 		next := append([]*Resource(nil), resources...)
 		changedOne := *next[500]
 		changedOne.Version += "+"
-		changedOne.wrapped = changedOne.wrap()
+		changedOne.frame = newFrame(&changedOne)
 		next[500] = &changedOne
 		resources = next
 		got.Add(clients)

@@ -169,7 +169,7 @@ func serveInProcess(t testing.TB, cfg Config) (*Server, *grpc.ClientConn) {
 		t.Fatal(err)
 	}
 	listener := bufconn.Listen(1 << 16)
-	gs := grpc.NewServer()
+	gs := grpc.NewServer(ServerOptions()...)
 	server.RegisterTo(gs)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = gs.Serve(listener) }()

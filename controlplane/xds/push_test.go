@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -97,12 +98,16 @@ func TestResponsesShareTheMarshalledResource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first, second := r.delta(), r.delta(); first != second || first.GetResource() != r.Body {
-		t.Fatal("the resource is wrapped anew for each response")
+	first, second := r.framed().ReadOnlyData(), r.framed().ReadOnlyData()
+	if &first[0] != &second[0] {
+		t.Fatal("the resource is marshalled anew for each response")
+	}
+	if &first[len(first)-1] != &r.Body.Value[len(r.Body.Value)-1] {
+		t.Fatal("the resource is in memory twice")
 	}
 	renamed := *r
-	renamed.Name = "m"
-	if renamed.delta().GetName() != "m" {
+	renamed.Name = "other"
+	if !bytes.Contains(renamed.framed().ReadOnlyData(), []byte("other")) {
 		t.Fatal("a copy under another name is sent under the old one")
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"fmt"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -47,7 +47,7 @@ type Resource struct {
 	// HostsApart is set on a route configuration whose virtual hosts are resources of their own, and go behind it.
 	HostsApart bool
 
-	wrapped *discoveryv3.Resource // what delta responses carry: made once, like the body
+	frame *frame // what delta responses carry: made once, like the body
 }
 
 // NewResource marshals a message deterministically.
@@ -67,20 +67,18 @@ func NewRawResource(name, typeURL string, value []byte) *Resource {
 		Version: hex.EncodeToString(sum[:12]),
 		Body:    &anypb.Any{TypeUrl: typeURL, Value: value},
 	}
-	r.wrapped = r.wrap()
+	r.frame = newFrame(r)
+	r.Body.Value = r.frame.value // the same bytes, once
 	return r
 }
 
-func (r *Resource) wrap() *discoveryv3.Resource {
-	return &discoveryv3.Resource{Name: r.Name, Version: r.Version, Resource: r.Body}
-}
-
-// delta is the resource as a delta response carries it.
-func (r *Resource) delta() *discoveryv3.Resource {
-	if w := r.wrapped; w != nil && w.Name == r.Name && w.Version == r.Version && w.Resource == r.Body {
-		return w
+// framed is the resource as a delta response carries it: the bytes that were made once, unless somebody made a resource
+// of his own of this one.
+func (r *Resource) framed() mem.Buffer {
+	if f := r.frame; f != nil && r.Name == f.name && r.Version == f.version && r.Body == f.body {
+		return f.bytes
 	}
-	return r.wrap()
+	return newFrame(r).bytes
 }
 
 // State is one immutable state of the mesh. The server only hands it on.

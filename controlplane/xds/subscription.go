@@ -36,7 +36,7 @@ type subscription struct {
 	pages       *pages
 	full        []*Resource // the last state-of-the-world response, of a type whose responses are complete
 	outstanding []*sent     // responses without an answer, oldest first
-	last        *sent // without its resources, as is acked: they are not kept for being told of
+	last        *sent       // without its resources, as is acked: they are not kept for being told of
 	acked       *sent
 	ackedAt     time.Time
 	rejection   *Rejection // the last one

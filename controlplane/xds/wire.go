@@ -58,27 +58,14 @@ type deltaWire struct {
 func (deltaWire) protocol() string { return deltaProtocol }
 
 func (w deltaWire) recv() (*request, error) {
-	r, err := w.Recv()
-	if err != nil {
+	var r deltaRequest
+	if err := w.RecvMsg(&r); err != nil {
 		return nil, err
 	}
-	return &request{
-		node: r.GetNode(), typeURL: r.GetTypeUrl(), nonce: r.GetResponseNonce(), refusal: r.GetErrorDetail(),
-		subscribe: r.GetResourceNamesSubscribe(), unsubscribe: r.GetResourceNamesUnsubscribe(),
-		initial: r.GetInitialResourceVersions(),
-	}, nil
+	return r.request(), nil
 }
 
-func (w deltaWire) send(r *response) error {
-	out := &discoveryv3.DeltaDiscoveryResponse{
-		TypeUrl: r.typeURL, SystemVersionInfo: r.version, Nonce: r.nonce, RemovedResources: r.removed,
-		Resources: make([]*discoveryv3.Resource, 0, len(r.resources)),
-	}
-	for _, res := range r.resources {
-		out.Resources = append(out.Resources, res.delta())
-	}
-	return w.Send(out)
-}
+func (w deltaWire) send(r *response) error { return w.SendMsg(&deltaResponse{r}) }
 
 type sotwWire struct {
 	discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer
