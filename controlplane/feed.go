@@ -23,6 +23,7 @@ type feed struct {
 	store       config.Store
 	mesh        func() *meshconfig.MeshConfig
 	trustDomain string
+	roots       func() []byte // of the authority, in PEM
 	virtual     netip.Prefix
 	keys        *jwks.Fetcher
 	keysByProxy bool
@@ -43,6 +44,7 @@ type feed struct {
 
 	// The rest is of the goroutine that builds.
 	keySets          *snapshot.KeySets
+	givenRoots       string
 	given, completed *meshconfig.MeshConfig // of the last build: as the source gave it, and with the trust domain
 }
 
@@ -176,11 +178,11 @@ func (f *feed) noteKeys() {
 	f.note(changed)
 }
 
-// meshConfig completes the mesh configuration by the trust domain, which the authority decides. An unchanged
-// configuration is the same pointer, by which the snapshot knows that it is unchanged.
+// meshConfig completes the mesh configuration by the authority's trust domain and roots. An unchanged configuration is
+// the same pointer, by which the snapshot knows that it is unchanged.
 func (f *feed) meshConfig() *meshconfig.MeshConfig {
-	given := f.mesh()
-	if f.completed != nil && given == f.given {
+	given, roots := f.mesh(), string(f.roots())
+	if f.completed != nil && given == f.given && roots == f.givenRoots {
 		return f.completed
 	}
 	completed := &meshconfig.MeshConfig{}
@@ -188,7 +190,10 @@ func (f *feed) meshConfig() *meshconfig.MeshConfig {
 		completed = proto.Clone(given).(*meshconfig.MeshConfig)
 	}
 	completed.TrustDomain = f.trustDomain
-	f.given, f.completed = given, completed
+	completed.CaCertificates = append(completed.CaCertificates, &meshconfig.MeshConfig_CertificateData{
+		CertificateData: &meshconfig.MeshConfig_CertificateData_Pem{Pem: roots},
+	})
+	f.given, f.givenRoots, f.completed = given, roots, completed
 	return completed
 }
 

@@ -112,6 +112,12 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 		return translate.Secrets(s, p.Proxy, names)
 	case xds.ExtensionType:
 		return translate.Extensions(s, p.Proxy, names)
+	case xds.ProxyConfigType:
+		own, err := translate.ProxyConfig(s)
+		if err != nil {
+			return nil, err
+		}
+		return pick([]*xds.Resource{own}, wildcard, names), nil
 	case xds.NameTableType:
 		table, err := translate.NameTable(s, p.Proxy)
 		if err != nil {

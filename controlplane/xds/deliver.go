@@ -29,7 +29,7 @@ func (c *connection) report(r *request) {
 
 // impliesWildcard says whether an empty first request of the type asks for all.
 func impliesWildcard(typeURL string) bool {
-	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType
+	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType || typeURL == ProxyConfigType
 }
 
 // subscription finds or makes the client's subscription to a type; fresh says that this is its first request. c.mu is held.

@@ -52,7 +52,7 @@ func counters(name, help string) *prometheus.CounterVec {
 
 var shortTypes = map[string]string{
 	ClusterType: "cds", EndpointType: "eds", ListenerType: "lds", RouteType: "rds", VirtualHostType: "vhds",
-	SecretType: "sds", ExtensionType: "ecds", NameTableType: "nds",
+	SecretType: "sds", ExtensionType: "ecds", NameTableType: "nds", ProxyConfigType: "pcds",
 }
 
 // shortType is a type's name in metrics and logs. What is not served is one label: clients choose the names.

@@ -28,11 +28,14 @@ const (
 	ExtensionType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 	// NameTableType is for a proxy's agent and not for its Envoy: the names of the mesh and their addresses.
 	NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
+	// ProxyConfigType is for the agent too: the roots of the mesh.
+	ProxyConfigType = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"
 )
 
 // Order is the order in which types are sent when one push touches several: what is referred to goes first.
 var Order = []string{
 	ClusterType, EndpointType, SecretType, ExtensionType, ListenerType, RouteType, VirtualHostType, NameTableType,
+	ProxyConfigType,
 }
 
 // Resource is one marshalled xDS resource. It is immutable and shared by all connections that are sent it.

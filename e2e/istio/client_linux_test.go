@@ -251,7 +251,7 @@ func (p *pod) accepts(t testing.TB, by *plane) {
 			if !strings.Contains(c.Node, "~"+p.name+"."+books+"~") {
 				continue
 			}
-			if !c.InSync || c.Identity != "spiffe://cluster.local/ns/"+books+"/sa/"+p.name || len(c.Types) < 5 {
+			if !c.InSync || c.Identity != "spiffe://cluster.local/ns/"+books+"/sa/"+p.name || len(c.Types) < 6 {
 				return fmt.Errorf("%s", body)
 			}
 			for _, kind := range c.Types {
