@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	meshconfig "istio.io/api/mesh/v1alpha1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -54,6 +55,7 @@ type Snapshot struct {
 	gateways     []Gateway
 	envoyFilters *envoyFilters
 	secrets      *secrets
+	telemetry    *levels[*telemetry.Telemetry]
 	instances    map[*registry.Service]*Instances
 	selecting    map[string][]*registry.Service // services with a selector, by namespace
 
@@ -153,6 +155,10 @@ func (b *build) buildPolicies() {
 	}
 	if b.changes(config.AuthorizationPolicy) {
 		b.next.authz = newAuthz(b.next.resources[config.AuthorizationPolicy], root)
+	}
+	b.next.telemetry = b.prev.telemetry
+	if b.changes(config.Telemetry) {
+		b.next.telemetry = newLevels[*telemetry.Telemetry](b.next.resources[config.Telemetry], root)
 	}
 	if b.changes(config.Gateway) {
 		b.next.gateways = newGateways(b.next.resources[config.Gateway])

@@ -1,79 +1,91 @@
 package translate
 
 import (
-	"encoding/json"
-
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
-	"google.golang.org/protobuf/types/known/structpb"
+	celv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
+	"google.golang.org/protobuf/proto"
 	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// textLogFormat is Istio's.
-const textLogFormat = `[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE% ` +
-	`%RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% "%UPSTREAM_TRANSPORT_FAILURE_REASON%" ` +
-	`%BYTES_RECEIVED% %BYTES_SENT% %DURATION% %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" ` +
-	`"%REQ(USER-AGENT)%" "%REQ(X-REQUEST-ID)%" "%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%" %UPSTREAM_CLUSTER_RAW% ` +
-	`%UPSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%` + "\n"
-
-// jsonLogFields is Istio's.
-var jsonLogFields = map[string]string{
-	"start_time":                        "%START_TIME%",
-	"method":                            "%REQ(:METHOD)%",
-	"path":                              "%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%",
-	"protocol":                          "%PROTOCOL%",
-	"response_code":                     "%RESPONSE_CODE%",
-	"response_flags":                    "%RESPONSE_FLAGS%",
-	"response_code_details":             "%RESPONSE_CODE_DETAILS%",
-	"connection_termination_details":    "%CONNECTION_TERMINATION_DETAILS%",
-	"upstream_transport_failure_reason": "%UPSTREAM_TRANSPORT_FAILURE_REASON%",
-	"bytes_received":                    "%BYTES_RECEIVED%",
-	"bytes_sent":                        "%BYTES_SENT%",
-	"duration":                          "%DURATION%",
-	"upstream_service_time":             "%RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)%",
-	"x_forwarded_for":                   "%REQ(X-FORWARDED-FOR)%",
-	"user_agent":                        "%REQ(USER-AGENT)%",
-	"request_id":                        "%REQ(X-REQUEST-ID)%",
-	"authority":                         "%REQ(:AUTHORITY)%",
-	"upstream_host":                     "%UPSTREAM_HOST%",
-	"upstream_cluster":                  "%UPSTREAM_CLUSTER_RAW%",
-	"upstream_local_address":            "%UPSTREAM_LOCAL_ADDRESS%",
-	"downstream_local_address":          "%DOWNSTREAM_LOCAL_ADDRESS%",
-	"downstream_remote_address":         "%DOWNSTREAM_REMOTE_ADDRESS%",
-	"requested_server_name":             "%REQUESTED_SERVER_NAME%",
-	"route_name":                        "%ROUTE_NAME%",
+// accessLogs are the logs that are written of a chain's traffic.
+func (v view) accessLogs(c chain) []*accesslogv3.AccessLog {
+	var out []*accesslogv3.AccessLog
+	for _, l := range v.telemetry().AccessLogs(c.direction()) {
+		log := v.accessLog(c, l.Provider)
+		if log == nil {
+			continue
+		}
+		var filters []*accesslogv3.AccessLogFilter
+		if !c.requests && v.metrics(c.direction()).measured {
+			// For the metrics' sake connections are told of when they begin, too.
+			filters = append(filters, logTypes(datav3.AccessLogType_TcpConnectionEnd))
+		}
+		if l.Filter != "" && config.CheckCEL(l.Filter) == nil {
+			filters = append(filters, expressionFilter(l.Filter))
+		}
+		log.Filter = allOf(filters)
+		out = append(out, log)
+	}
+	if v.s.Mesh.GetEnableEnvoyAccessLogService() {
+		out = append(out, v.bootstrapLogService(c))
+	}
+	return out
 }
 
-// accessLog is a log file, if the mesh's configuration names one.
-func (v view) accessLog(traffic) []*accesslogv3.AccessLog {
-	mesh := v.s.Mesh
-	if mesh.GetAccessLogFile() == "" {
-		return nil
+// accessLog is the log of one provider; nil when it is none of logs, or leads nowhere.
+func (v view) accessLog(c chain, name string) *accesslogv3.AccessLog {
+	if name == snapshot.MeshLog {
+		return typedLog("envoy.access_loggers.file", &filev3.FileAccessLog{
+			Path:            v.s.Mesh.GetAccessLogFile(),
+			AccessLogFormat: &filev3.FileAccessLog_LogFormat{LogFormat: meshLogFormat(v.s.Mesh)},
+		})
 	}
-	log := &filev3.FileAccessLog{
-		Path:            mesh.GetAccessLogFile(),
-		AccessLogFormat: &filev3.FileAccessLog_LogFormat{LogFormat: logFormat(mesh)},
+	switch p := v.telemetry().Provider(name).GetProvider().(type) {
+	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog:
+		return typedLog("envoy.access_loggers.file", fileLog(p.EnvoyFileAccessLog))
+	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyHttpAls:
+		return v.requestService(c, p.EnvoyHttpAls)
+	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyTcpAls:
+		return v.connectionService(c, p.EnvoyTcpAls)
+	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyOtelAls:
+		return v.openTelemetryLog(p.EnvoyOtelAls)
 	}
-	return []*accesslogv3.AccessLog{{
-		Name:       "envoy.access_loggers.file",
-		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: anyOf(log)},
+	return nil
+}
+
+func typedLog(name string, config proto.Message) *accesslogv3.AccessLog {
+	return &accesslogv3.AccessLog{Name: name, ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: anyOf(config)}}
+}
+
+func logTypes(types ...datav3.AccessLogType) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_LogTypeFilter{
+		LogTypeFilter: &accesslogv3.LogTypeFilter{Types: types},
 	}}
 }
 
-func logFormat(mesh *meshconfig.MeshConfig) *corev3.SubstitutionFormatString {
-	if mesh.GetAccessLogEncoding() == meshconfig.MeshConfig_JSON {
-		fields := stringStruct(jsonLogFields)
-		if custom := (&structpb.Struct{}); mesh.GetAccessLogFormat() != "" && json.Unmarshal([]byte(mesh.GetAccessLogFormat()), custom) == nil {
-			fields = custom
-		}
-		return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}}
+func expressionFilter(expression string) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{
+		ExtensionFilter: &accesslogv3.ExtensionFilter{
+			Name:       "envoy.access_loggers.extension_filters.cel",
+			ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: anyOf(&celv3.ExpressionFilter{Expression: expression})},
+		},
+	}}
+}
+
+// allOf is what passes all filters; nil for none.
+func allOf(filters []*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
+	switch len(filters) {
+	case 0:
+		return nil
+	case 1:
+		return filters[0]
 	}
-	format := textLogFormat
-	if mesh.GetAccessLogFormat() != "" {
-		format = mesh.GetAccessLogFormat()
-	}
-	return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormatSource{
-		TextFormatSource: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: format}},
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{
+		AndFilter: &accesslogv3.AndFilter{Filters: filters},
 	}}
 }

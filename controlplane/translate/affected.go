@@ -7,6 +7,7 @@ import (
 
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+	telemetryv1 "istio.io/api/telemetry/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -121,9 +122,11 @@ func (a *affected) local(svc *registry.Service) bool {
 	return svc.Namespace == a.p.Namespace && len(svc.Selector) > 0 && snapshot.Selects(svc.Selector, a.p.Labels)
 }
 
-// listensForServices says whether listeners depend on which services there are, and which ports they have.
+// listensForServices says whether listeners depend on which services there are, and which ports they have: what they are
+// for, and what they ask or tell.
 func (a *affected) listensForServices() bool {
-	return a.p.Type == Router || a.p.Interception != None || len(a.p.Upstreams) > 0 || a.s.KeysByProxy
+	return a.p.Type == Router || a.p.Interception != None || len(a.p.Upstreams) > 0 || a.s.KeysByProxy ||
+		len(a.s.Mesh.GetExtensionProviders()) > 0
 }
 
 // resource adds what one version of a rule or policy has a part in.
@@ -138,6 +141,10 @@ func (a *affected) resource(r *config.Resource) {
 	case *networking.Gateway:
 		if a.p.Type == Router && snapshot.Selects(spec.GetSelector(), a.p.Labels) {
 			a.all(xds.ListenerType, xds.RouteType, xds.VirtualHostType)
+		}
+	case *telemetryv1.Telemetry:
+		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
+			a.all(xds.ListenerType)
 		}
 	case *networking.Sidecar:
 		if a.p.Type == Sidecar && near {

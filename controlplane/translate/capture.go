@@ -46,8 +46,9 @@ type view struct {
 	scope *snapshot.Scope
 	// patches are those of the EnvoyFilters for the proxy.
 	patches *envoyfilter.Set
+	told    *telling
 }
 
 func newView(s *snapshot.Snapshot, p *Proxy) view {
-	return view{s: s, p: p, scope: p.scope(s), patches: p.patches(s)}
+	return view{s: s, p: p, scope: p.scope(s), patches: p.patches(s), told: &telling{}}
 }

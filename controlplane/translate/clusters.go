@@ -241,11 +241,12 @@ func originalDestination(cluster *clusterv3.Cluster) {
 	cluster.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
 }
 
-// serviceMetadata tells those who read a configuration dump, or format logs by it, whose cluster it is.
+// serviceMetadata tells whose cluster it is: metrics and logs, and those who read a configuration dump.
 func serviceMetadata(svc *registry.Service, subset string) *corev3.Metadata {
-	service := stringStruct(map[string]string{"host": svc.Hostname, "name": svc.Name, "namespace": svc.Namespace})
 	fields := map[string]*structpb.Value{
-		"services": structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{structpb.NewStructValue(service)}}),
+		"host":      structpb.NewStringValue(svc.Hostname),
+		"name":      structpb.NewStringValue(svc.Name),
+		"namespace": structpb.NewStringValue(svc.Namespace),
 	}
 	if subset != "" {
 		fields["subset"] = structpb.NewStringValue(subset)

@@ -149,7 +149,9 @@ func endpointMetadata(e snapshot.Endpoint) *corev3.Metadata {
 	}
 	if e.Workload != "" {
 		workload := strings.Join([]string{e.Workload, e.Namespace, e.Labels["app"], e.Labels["version"], ""}, ";")
-		m["istio"] = stringStruct(map[string]string{"workload": workload})
+		fields := peerStruct(e)
+		fields.Fields["workload"] = structpb.NewStringValue(workload)
+		m["istio"] = fields
 	}
 	if len(m) == 0 {
 		return nil

@@ -199,8 +199,11 @@ func encode(t *testing.T, n *yaml.Node) string {
 
 // abbreviations stand in golden files for what is the same everywhere. abbreviations.golden.yaml says what they mean.
 var abbreviations = map[string]string{
-	"$ads":         `{"ads": {}, "resourceApiVersion": "V3"}`,
-	"$unlimited":   `{"thresholds": [{"maxConnections": 4294967295, "maxPendingRequests": 4294967295, "maxRequests": 4294967295, "maxRetries": 4294967295, "trackRemaining": true}]}`,
+	"$ads":       `{"ads": {}, "resourceApiVersion": "V3"}`,
+	"$unlimited": `{"thresholds": [{"maxConnections": 4294967295, "maxPendingRequests": 4294967295, "maxRequests": 4294967295, "maxRetries": 4294967295, "trackRemaining": true}]}`,
+	"$ifEmpty": `{"matcherList": {"matchers": [{"onMatch": {"action": {"name": "s", "typedConfig": {"@type": "type.googleapis.com/envoy.extensions.matching.actions.transform_stat.v3.TransformStat", "updateTag": {"newTagValue": "unknown"}}}},
+		"predicate": {"singlePredicate": {"input": {"name": "v", "typedConfig": {"@type": "type.googleapis.com/envoy.extensions.matching.common_inputs.stats.v3.StatTagValueInput"}}, "valueMatch": {"exact": ""}}}}]}}`,
+	"$introduce":   `{"appendAction": "OVERWRITE_IF_EXISTS_OR_ADD", "header": {"key": "x-pilotfish-peer", "value": "%METADATA(LISTENER:pilotfish.peer:self)%"}}`,
 	"$sds":         `{"apiConfigSource": {"apiType": "GRPC", "grpcServices": [{"envoyGrpc": {"clusterName": "sds-grpc"}}], "setNodeOnFirstMessageOnly": true, "transportApiVersion": "V3"}, "initialFetchTimeout": "0s", "resourceApiVersion": "V3"}`,
 	"$tlsVersions": `{"tlsMaximumProtocolVersion": "TLSv1_3", "tlsMinimumProtocolVersion": "TLSv1_2"}`,
 	"$plaintext":   `{"name": "tlsMode-disabled", "match": {}, "transportSocket": {"name": "envoy.transport_sockets.raw_buffer", "typedConfig": {"@type": "type.googleapis.com/envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer"}}}`,
@@ -336,10 +339,15 @@ func TestEnvoysTakeAllGoldenConfigurations(t *testing.T) {
 
 // elsewhere moves a proxy's addresses, so that two Envoys do not fight for them.
 func elsewhere(p *translate.Proxy, version string) *translate.Proxy {
-	if version == testenv.EnvoyVersion {
-		return p
-	}
 	moved := *p
+	if p.EnvoyVersion != [3]uint32{} { // what a topic says of the Envoy has to be true of the one that it is given to
+		if _, err := fmt.Sscanf(version, "%d.%d.%d", &moved.EnvoyVersion[0], &moved.EnvoyVersion[1], &moved.EnvoyVersion[2]); err != nil {
+			panic(err)
+		}
+	}
+	if version == testenv.EnvoyVersion {
+		return &moved
+	}
 	b := p.Address.As4()
 	b[1]++
 	moved.Address = addrFrom(b)

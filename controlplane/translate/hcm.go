@@ -35,7 +35,7 @@ func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 		HttpFilters:       v.httpFilters(h.traffic),
 		UseRemoteAddress:  boolean(h.traffic.side == edgeSide),
 		ServerName:        "istio-envoy",
-		AccessLog:         v.accessLog(h.traffic),
+		AccessLog:         v.requestLogs(h.traffic),
 		StreamIdleTimeout: duration(0),
 		UpgradeConfigs:    []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
@@ -49,6 +49,7 @@ func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_SANITIZE_SET
 		m.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{Uri: true}
 	}
+	v.trace(m, h.traffic)
 	normalizePath(m, mesh.GetPathNormalization().GetNormalization())
 	return networkFilter("envoy.filters.network.http_connection_manager", m)
 }
@@ -70,7 +71,7 @@ func normalizePath(m *hcmv3.HttpConnectionManager, how meshconfig.MeshConfig_Pro
 
 // httpFilters are all filters of requests, in the order in which these pass them.
 func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
-	var out []*hcmv3.HttpFilter
+	out := v.peerFilters(t)
 	if t.side != outboundSide {
 		out = append(out, v.jwtFilters()...)
 		out = append(out, rbacFilters()...)

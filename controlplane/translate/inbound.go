@@ -176,6 +176,8 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 			Name:                 name,
 			ValidateClusters:     boolean(false),
 			TypedPerFilterConfig: v.rbacSettings(),
+			// What callers say of themselves is not the application's.
+			RequestHeadersToRemove: []string{peerHeader},
 			VirtualHosts: []*routev3.VirtualHost{{
 				Name:    fmt.Sprintf("inbound|http|%d", port.number),
 				Domains: []string{"*"},

@@ -1,6 +1,7 @@
 package translate_test
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
@@ -115,7 +117,15 @@ func node(t testing.TB, description string) *corev3.Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &corev3.Node{Cluster: name, Id: strings.Join([]string{words[0], words[2], words[1], namespace + ".svc.cluster.local"}, "~"), Metadata: s}
+	n := &corev3.Node{Cluster: name, Metadata: s, Id: strings.Join([]string{words[0], words[2], words[1], namespace + ".svc.cluster.local"}, "~")}
+	if v, ok := metadata["ENVOY_VERSION"].(string); ok { // the test's own word: Envoy says it otherwise
+		version := &typev3.SemanticVersion{}
+		if _, err := fmt.Sscanf(v, "%d.%d.%d", &version.MajorNumber, &version.MinorNumber, &version.Patch); err != nil {
+			t.Fatal(err)
+		}
+		n.UserAgentVersionType = &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{Version: version}}
+	}
+	return n
 }
 
 func proxy(t testing.TB, description string) *translate.Proxy {

@@ -73,6 +73,8 @@ type Proxy struct {
 	Proxyless bool
 	// Certificates: such an application has a certificate of the mesh, and the mesh's roots.
 	Certificates bool
+	// Workload is what the proxy's workload is called, as a Deployment is: without what tells its copies apart.
+	Workload string
 	// EnvoyVersion is what the node says of its Envoy: major, minor, patch; zero when it does not say.
 	EnvoyVersion [3]uint32
 	// HostsApart: it gets virtual hosts by themselves, and not within their route configurations.
@@ -119,6 +121,7 @@ type metadata struct {
 	} `json:"PROXY_CONFIG"`
 	Generator    string `json:"GENERATOR"`
 	Certificates string `json:"CERTIFICATE_PROVIDER"`
+	Workload     string `json:"WORKLOAD_NAME"`
 }
 
 // ParseProxy reads a proxy from the node of its first request. identity is the SPIFFE ID that it proved, or empty on a
@@ -147,6 +150,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	if p.Namespace, err = agreed("NAMESPACE", p.Namespace, m.Namespace); err != nil {
 		return nil, fmt.Errorf("node %q: %w", p.ID, err)
 	}
+	p.Workload = cmp.Or(m.Workload, p.Name)
 	if p.Namespace == "" {
 		return nil, fmt.Errorf("node %q: it has no namespace: the agent sends one as NAMESPACE in the node's metadata", p.ID)
 	}
@@ -199,6 +203,7 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 		"UPSTREAM_LISTENERS": &m.Upstreams, "PUBLISH": &m.Publish, "POD_PORTS": &m.PodPorts,
 		"NETWORK": &m.Network, "AUTO_REGISTER_GROUP": &m.RegisterGroup, "PROXY_CONFIG": &m.ProxyConfig,
 		"GENERATOR": &m.Generator, "CERTIFICATE_PROVIDER": &m.Certificates,
+		"WORKLOAD_NAME": &m.Workload,
 	} {
 		if raw, ok := fields[name]; ok && string(raw) != "null" {
 			if err := json.Unmarshal(raw, to); err != nil {

@@ -14,8 +14,7 @@ import (
 func TestSameMeshGivesSameBytes(t *testing.T) {
 	for _, tp := range topics(t) {
 		var all []*config.Resource
-		for _, kind := range []config.Kind{config.Service, config.VirtualService, config.DestinationRule, config.Gateway, config.ServiceEntry,
-			config.WorkloadEntry, config.Sidecar, config.PeerAuthentication, config.AuthorizationPolicy, config.EnvoyFilter} {
+		for _, kind := range config.Kinds() {
 			all = append(all, tp.mesh.store.List(kind)...)
 		}
 		for seed := range uint64(3) {

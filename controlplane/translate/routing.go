@@ -75,7 +75,7 @@ func (r routing) serviceRoutes(svc *registry.Service) []*routev3.Route {
 		RetryPolicy:      r.retries(nil),
 		HashPolicy:       hashPolicies(r.scope.DestinationRule(svc).Traffic("", r.port)),
 	}
-	return []*routev3.Route{{Name: "default", Match: everyPath(), Action: &routev3.Route_Route{Route: action}}}
+	return []*routev3.Route{r.introduce(&routev3.Route{Name: "default", Match: everyPath(), Action: &routev3.Route_Route{Route: action}})}
 }
 
 func everyPath() *routev3.RouteMatch {
@@ -128,7 +128,7 @@ func (r routing) route(vs *snapshot.VirtualService, rule *networking.HTTPRoute, 
 	}
 	addHeaders(out, rule.GetHeaders())
 	out.TypedPerFilterConfig = filterSettings(rule)
-	return out
+	return r.introduce(out)
 }
 
 func routeName(rule *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {

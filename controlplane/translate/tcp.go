@@ -33,7 +33,10 @@ func (v view) blackHoleFilters(t traffic) []*listenerv3.Filter {
 
 // tcpProxy passes connections on to clusters by weight.
 func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Filter {
-	t := &tcpv3.TcpProxy{StatPrefix: statPrefix, AccessLog: v.accessLog(at)}
+	t := &tcpv3.TcpProxy{StatPrefix: statPrefix, AccessLog: v.connectionLogs(at)}
+	if v.metrics(at.direction()).measured {
+		t.AccessLogOptions = &tcpv3.TcpProxy_TcpAccessLogOptions{FlushAccessLogOnConnected: true}
+	}
 	if len(to) == 1 {
 		t.ClusterSpecifier = &tcpv3.TcpProxy_Cluster{Cluster: to[0].cluster}
 		return networkFilter("envoy.filters.network.tcp_proxy", t)

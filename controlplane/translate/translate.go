@@ -15,7 +15,7 @@ func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	if p.Interception == Redirect {
 		inbound = virtualInbound
 	}
-	for _, l := range v.patches.Listeners(p.Type == Router, inbound, p.capture().listeners(v)) {
+	for _, l := range v.patches.Listeners(p.Type == Router, inbound, p.signed(p.capture().listeners(v))) {
 		r, err := xds.NewResource(l.Name, l)
 		if err != nil {
 			return nil, err

@@ -1,0 +1,278 @@
+package snapshot
+
+import (
+	"maps"
+	"slices"
+
+	meshconfig "istio.io/api/mesh/v1alpha1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
+)
+
+// Provider is an entry of MeshConfig's extensionProviders.
+type Provider = meshconfig.MeshConfig_ExtensionProvider
+
+// The providers that are there without being configured.
+const (
+	prometheusProvider = "prometheus"
+	envoyProvider      = "envoy"
+)
+
+// MeshLog is the name of the access log that MeshConfig's accessLogFile describes.
+const MeshLog = ""
+
+// Direction is which way traffic passes a workload.
+type Direction = telemetry.WorkloadMode
+
+// The directions. A gateway's traffic is a client's.
+const (
+	AsClient = telemetry.WorkloadMode_CLIENT
+	AsServer = telemetry.WorkloadMode_SERVER
+)
+
+// Telemetry is what is told of a workload's traffic: the documents in force for it, the widest first.
+type Telemetry struct {
+	mesh  *meshconfig.MeshConfig
+	specs []*telemetry.Telemetry
+}
+
+// Telemetry gives what is told of the traffic of a workload with these labels.
+func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemetry {
+	t := Telemetry{mesh: s.Mesh}
+	for _, d := range s.telemetry.of(namespace, labels) {
+		t.specs = append(t.specs, d.spec)
+	}
+	return t
+}
+
+// Provider finds a provider by its name; nil when there is none. Two exist in every mesh, unless it has others of their
+// names: "prometheus", and "envoy", which writes access logs to the standard output.
+func (t Telemetry) Provider(name string) *Provider { return provider(t.mesh, name) }
+
+func provider(mesh *meshconfig.MeshConfig, name string) *Provider {
+	for _, p := range mesh.GetExtensionProviders() {
+		if p.GetName() == name {
+			return p
+		}
+	}
+	switch name {
+	case prometheusProvider:
+		return &Provider{Name: name, Provider: &meshconfig.MeshConfig_ExtensionProvider_Prometheus{
+			Prometheus: &meshconfig.MeshConfig_ExtensionProvider_PrometheusMetricsProvider{},
+		}}
+	case envoyProvider:
+		return &Provider{Name: name, Provider: &meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog{
+			EnvoyFileAccessLog: &meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLogProvider{Path: "/dev/stdout"},
+		}}
+	}
+	return nil
+}
+
+func concerns(mode, direction Direction) bool {
+	return mode == telemetry.WorkloadMode_CLIENT_AND_SERVER || mode == direction
+}
+
+func providerNames(refs []*telemetry.ProviderRef) []string {
+	var out []string
+	for _, r := range refs {
+		out = append(out, r.GetName())
+	}
+	return out
+}
+
+// AccessLog is one log that is written.
+type AccessLog struct {
+	// Provider is the provider's name; MeshLog for MeshConfig's own.
+	Provider string
+	// Filter is a CEL expression of what is logged; empty for everything.
+	Filter string
+}
+
+// AccessLogs are the logs of the traffic of one direction, by provider. A level that names providers replaces those of
+// the levels above it.
+func (t Telemetry) AccessLogs(direction Direction) []AccessLog {
+	parent := t.mesh.GetDefaultProviders().GetAccessLogging()
+	if len(parent) == 0 && t.mesh.GetAccessLogFile() != "" {
+		parent = []string{MeshLog}
+	}
+	on := map[string]AccessLog{}
+	set := func(names []string, filter string) {
+		for _, name := range names {
+			on[name] = AccessLog{Provider: name, Filter: filter}
+		}
+	}
+	set(parent, "")
+	for _, spec := range t.specs {
+		named := false
+		for _, rule := range spec.GetAccessLogging() {
+			if !concerns(rule.GetMatch().GetMode(), direction) {
+				continue
+			}
+			names := providerNames(rule.GetProviders())
+			switch {
+			case len(names) == 0:
+				names = parent
+			case !named:
+				named, parent = true, names
+				clear(on)
+			default:
+				parent = slices.Concat(parent, names)
+			}
+			if rule.GetDisabled().GetValue() {
+				for _, name := range names {
+					delete(on, name)
+				}
+				continue
+			}
+			set(names, rule.GetFilter().GetExpression())
+		}
+	}
+	var out []AccessLog
+	for _, name := range slices.Sorted(maps.Keys(on)) {
+		out = append(out, on[name])
+	}
+	return out
+}
+
+// Tracing is how the requests of one direction are traced.
+type Tracing struct {
+	// Provider is where spans go; nil leaves it to the proxy's bootstrap.
+	Provider *Provider
+	// Sampling is the percentage of traces begun here; nil when nothing says.
+	Sampling *float64
+	// Silent: no spans are reported.
+	Silent bool
+	Tags   map[string]*telemetry.Tracing_CustomTag
+	// UseRequestID: the request's id says whether it is sampled.
+	UseRequestID bool
+	// MeshTags: what the mesh knows of the workload is told too.
+	MeshTags bool
+	// NoPropagation: the trace's context is not passed on.
+	NoPropagation bool
+}
+
+// Tracing is how requests are traced; nil for not at all. What a level leaves open is the level's above it.
+func (t Telemetry) Tracing(direction Direction) *Tracing {
+	out := &Tracing{UseRequestID: true, MeshTags: true}
+	names := t.mesh.GetDefaultProviders().GetTracing()
+	found := len(names) > 0 || t.mesh.GetEnableTracing()
+	for _, spec := range t.specs {
+		for _, rule := range spec.GetTracing() {
+			if !concerns(rule.GetMatch().GetMode(), direction) {
+				continue
+			}
+			found = true
+			if n := providerNames(rule.GetProviders()); len(n) > 0 {
+				names = n
+			}
+			out.merge(rule)
+		}
+	}
+	if !found {
+		return nil
+	}
+	if len(names) > 0 {
+		if out.Provider = t.Provider(names[0]); out.Provider == nil {
+			return nil
+		}
+	}
+	return out
+}
+
+func (t *Tracing) merge(rule *telemetry.Tracing) {
+	if p := rule.GetRandomSamplingPercentage(); p != nil {
+		t.Sampling = new(float64)
+		*t.Sampling = p.GetValue()
+	}
+	if b := rule.GetDisableSpanReporting(); b != nil {
+		t.Silent = b.GetValue()
+	}
+	if len(rule.GetCustomTags()) > 0 {
+		t.Tags = rule.GetCustomTags()
+	}
+	if b := rule.GetUseRequestIdForTraceSampling(); b != nil {
+		t.UseRequestID = b.GetValue()
+	}
+	if b := rule.GetEnableIstioTags(); b != nil {
+		t.MeshTags = b.GetValue()
+	}
+	if b := rule.GetDisableContextPropagation(); b != nil {
+		t.NoPropagation = b.GetValue()
+	}
+}
+
+// Metric is one of the mesh's standard metrics.
+type Metric = telemetry.MetricSelector_IstioMetric
+
+// MetricChange is what documents change of one metric.
+type MetricChange struct {
+	Disabled bool
+	// Tags are those that are changed, by name: a CEL expression, or "" for one that is taken away.
+	Tags map[string]string
+}
+
+// Metrics are the changes to the standard metrics of one direction; none when nothing is measured.
+func (t Telemetry) Metrics(direction Direction) (changes map[Metric]MetricChange, measured bool) {
+	parent := t.mesh.GetDefaultProviders().GetMetrics()
+	if len(parent) == 0 {
+		parent = []string{prometheusProvider}
+	}
+	inForce := parent
+	changes = map[Metric]MetricChange{}
+	for _, spec := range t.specs {
+		var named []string
+		for _, rule := range spec.GetMetrics() {
+			names := providerNames(rule.GetProviders())
+			if len(names) == 0 {
+				names = parent
+			}
+			named = append(named, names...)
+			parent = names
+			if !t.prometheus(names) {
+				continue
+			}
+			for _, o := range rule.GetOverrides() {
+				if concerns(o.GetMatch().GetMode(), direction) {
+					override(changes, o)
+				}
+			}
+		}
+		if len(named) > 0 {
+			inForce = named
+		}
+	}
+	return changes, t.prometheus(inForce)
+}
+
+func (t Telemetry) prometheus(names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return t.Provider(name).GetPrometheus() != nil })
+}
+
+func override(changes map[Metric]MetricChange, o *telemetry.MetricsOverrides) {
+	if o.GetMatch().GetCustomMetric() != "" {
+		return
+	}
+	chosen := o.GetMatch().GetMetric()
+	for number := range telemetry.MetricSelector_IstioMetric_name {
+		metric := Metric(number)
+		if metric == telemetry.MetricSelector_ALL_METRICS || chosen != telemetry.MetricSelector_ALL_METRICS && metric != chosen {
+			continue
+		}
+		c := changes[metric]
+		if d := o.GetDisabled(); d != nil {
+			c.Disabled = d.GetValue()
+		}
+		if len(o.GetTagOverrides()) > 0 {
+			c.Tags = maps.Clone(c.Tags)
+			if c.Tags == nil {
+				c.Tags = map[string]string{}
+			}
+		}
+		for tag, t := range o.GetTagOverrides() {
+			c.Tags[tag] = ""
+			if t.GetOperation() == telemetry.MetricsOverrides_TagOverride_UPSERT {
+				c.Tags[tag] = t.GetValue()
+			}
+		}
+		changes[metric] = c
+	}
+}

@@ -1,0 +1,149 @@
+package translate
+
+import (
+	"regexp"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	headertometadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_to_metadata/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+// Callers tell the sidecar that they call which workload they are, in a header that no application sees. It is for metrics
+// and logs: what anyone may do goes by certificates alone.
+const (
+	peerHeader = "x-pilotfish-peer"
+	// peerMetadata is where a request's caller is kept, and where a listener says whose it is.
+	peerMetadata = "pilotfish.peer"
+	peerFilter   = "pilotfish.peer"
+)
+
+// peer is what is told of a workload.
+type peer struct{ workload, namespace, app, version, service, revision string }
+
+// peerFields are the parts of the header, in their order.
+var peerFields = []struct {
+	key, label string
+	histograms bool
+}{
+	{"workload", "workload", true}, {"namespace", "workload_namespace", true}, {"app", "app", false},
+	{"version", "version", false}, {"service", "canonical_service", false}, {"revision", "canonical_revision", false},
+}
+
+func (p peer) header() string {
+	return strings.Join([]string{p.workload, p.namespace, orElse(p.app, unknown), orElse(p.version, unknown), p.service, p.revision}, ";")
+}
+
+// describe tells of a workload with these labels.
+func describe(workload, namespace string, labels map[string]string) peer {
+	first := func(names ...string) string {
+		for _, n := range names {
+			if labels[n] != "" {
+				return plainName(labels[n])
+			}
+		}
+		return ""
+	}
+	workload = plainName(workload)
+	return peer{
+		workload: workload, namespace: plainName(namespace), app: first("app", "app.kubernetes.io/name"), version: first("version", "app.kubernetes.io/version"),
+		service:  orElse(first("service.istio.io/canonical-name", "app.kubernetes.io/name", "app"), workload),
+		revision: orElse(first("service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"), "latest"),
+	}
+}
+
+func (p *Proxy) peer() peer { return describe(p.Workload, p.Namespace, p.Labels) }
+
+var notPlain = regexp.MustCompile(`[^A-Za-z0-9._/-]`)
+
+// plainName keeps what nodes say of themselves from meaning anything else where it is written.
+func plainName(s string) string {
+	if len(s) > 253 {
+		s = s[:253]
+	}
+	return notPlain.ReplaceAllString(s, "_")
+}
+
+// signed says on the listeners that requests go out by whose they are.
+func (p *Proxy) signed(listeners []*listenerv3.Listener) []*listenerv3.Listener {
+	for _, l := range listeners {
+		if l.GetTrafficDirection() == corev3.TrafficDirection_OUTBOUND {
+			l.Metadata = filterMetadata(peerMetadata, map[string]string{"self": p.peer().header()})
+		}
+	}
+	return listeners
+}
+
+// introduction has requests say which workload they are of. It is the same for all proxies: the listener that a request
+// came by knows whose it is.
+func introduction() []*corev3.HeaderValueOption {
+	return []*corev3.HeaderValueOption{{
+		Header:       &corev3.HeaderValue{Key: peerHeader, Value: "%METADATA(LISTENER:" + peerMetadata + ":self)%"},
+		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+	}}
+}
+
+// introduce adds the introduction to a route as far as it leads to services of the mesh, and only there.
+func (r routing) introduce(route *routev3.Route) *routev3.Route {
+	action := route.GetRoute()
+	if r.inMesh(action.GetCluster()) {
+		route.RequestHeadersToAdd = append(route.RequestHeadersToAdd, introduction()...)
+	}
+	for _, c := range action.GetWeightedClusters().GetClusters() {
+		if r.inMesh(c.GetName()) {
+			c.RequestHeadersToAdd = append(c.RequestHeadersToAdd, introduction()...)
+		}
+	}
+	return route
+}
+
+// inMesh says whether a cluster is of a service of the mesh.
+func (r routing) inMesh(cluster string) bool {
+	host, _, _, ok := parseOutbound(cluster)
+	if !ok {
+		return false
+	}
+	svc := r.scope.Service(host)
+	return svc != nil && !svc.External
+}
+
+// takesPeer says whether callers on a chain are believed what they say of themselves.
+func (v view) takesPeer(t traffic) bool { return t.side == inboundSide && t.mtls }
+
+// peerFilters read and remove what a caller says of itself.
+func (v view) peerFilters(t traffic) []*hcmv3.HttpFilter {
+	if !v.takesPeer(t) || !v.metrics(snapshot.AsServer).measured && len(v.telemetry().AccessLogs(snapshot.AsServer)) == 0 {
+		return nil
+	}
+	config := &headertometadatav3.Config{}
+	for i, f := range peerFields {
+		config.RequestRules = append(config.RequestRules, &headertometadatav3.Config_Rule{
+			Header: peerHeader,
+			OnHeaderPresent: &headertometadatav3.Config_KeyValuePair{
+				MetadataNamespace: peerMetadata, Key: f.key,
+				RegexValueRewrite: &matcherv3.RegexMatchAndSubstitute{
+					Pattern:      &matcherv3.RegexMatcher{Regex: "^" + strings.Repeat("[^;]*;", i) + "([^;]*).*$"},
+					Substitution: `\1`,
+				},
+			},
+			OnHeaderMissing: &headertometadatav3.Config_KeyValuePair{MetadataNamespace: peerMetadata, Key: f.key, Value: unknown},
+			Remove:          i == len(peerFields)-1,
+		})
+	}
+	return []*hcmv3.HttpFilter{httpFilter(peerFilter, config)}
+}
+
+// peerStruct is what endpoints tell of their workload.
+func peerStruct(e snapshot.Endpoint) *structpb.Struct {
+	p := describe(e.Workload, e.Namespace, e.Labels)
+	return stringStruct(map[string]string{
+		"name": p.workload, "namespace": p.namespace, "service": p.service, "revision": p.revision,
+		"app": orElse(p.app, unknown), "version": orElse(p.version, unknown),
+	})
+}
