@@ -191,15 +191,16 @@ func (s *Server) openStores() (err error) {
 
 func (s *Server) composeDiscovery() (err error) {
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	changes := &journal{}
 	s.discovery, err = xds.NewServer(xds.Config{
-		Source: source{s.log, s.registrar}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
+		Source: source{s.log, s.registrar, changes}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
 	})
 	if err != nil {
 		return err
 	}
 	s.findings = &findings{store: s.joined, latest: func() *snapshot.Snapshot { return s.feed.snapshot() }, log: s.log, wake: make(chan struct{}, 1)}
 	s.feed = &feed{
-		findings: s.findings,
+		findings: s.findings, journal: changes,
 		store:    s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), roots: s.authority.RootPEM, virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
 		keys: s.keys, keysByProxy: s.cfg.Keys.ByProxy,
 		server: s.discovery, metrics: newMetrics(s.registry), log: s.log,

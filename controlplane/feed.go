@@ -31,6 +31,7 @@ type feed struct {
 	server      *xds.Server
 	metrics     *metrics
 	findings    *findings
+	journal     *journal
 	log         *slog.Logger
 
 	wake chan struct{} // a change waits; holds one
@@ -146,6 +147,7 @@ func (f *feed) build() {
 	previous := f.snapshot()
 	next := snapshot.Build(previous, f.inputs(), keys)
 	change := snapshot.Diff(previous, next, keys)
+	f.journal.note(keys, start)
 	f.mu.Lock()
 	f.latest = next
 	f.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 type source struct {
 	log       *slog.Logger
 	registrar *registration.Registrar
+	journal   *journal
 }
 
 // Connect accepts a proxy whose node is understood and fits the identity that it proved.
@@ -31,7 +32,7 @@ func (s source) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (
 		return nil, s.refuse(codes.PermissionDenied, peer, err)
 	}
 	p.HostsApart = peer.Delta && p.TakesHostsApart()
-	connected := proxy{Proxy: p}
+	connected := proxy{Proxy: p, journal: s.journal}
 	if p.AutoRegisterGroup != "" {
 		if connected.registered, err = s.register(p); err != nil {
 			return nil, s.refuse(codes.FailedPrecondition, peer, err)
@@ -62,6 +63,7 @@ func (s source) refuse(code codes.Code, peer xds.Peer, err error) error {
 // proxy makes the resources of one proxy.
 type proxy struct {
 	*translate.Proxy
+	journal    *journal
 	registered *registration.Registration // nil unless it is of a WorkloadGroup
 }
 

@@ -140,6 +140,7 @@ func clientConfig(c xds.ClientStatus) ConfigStatus {
 			s.State = ConfigRejected
 			s.Rejected = append(s.Rejected, Rejection{
 				Type: shortType(t.TypeURL), Time: t.Rejected.At, Resources: t.Rejected.Resources, Reason: t.Rejected.Reason,
+				From: t.Rejected.From,
 			})
 		}
 		if t.Error != "" {

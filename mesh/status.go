@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
 // Status is the whole mesh at one moment, as `pilotfish status -o json` prints it.
@@ -115,6 +116,8 @@ type Rejection struct {
 	Time      time.Time `json:"time"`
 	Resources []string  `json:"resources,omitempty"`
 	Reason    string    `json:"reason"`
+	// From is the documents that the resources were made of, the likeliest cause first.
+	From []xds.Blamed `json:"from,omitempty"`
 	// Remedy says what to do about it, where that can be told.
 	Remedy string `json:"remedy,omitempty"`
 }

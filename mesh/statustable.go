@@ -125,6 +125,9 @@ func (i InstanceStatus) writeNotes(out *strings.Builder) {
 	}
 	for _, r := range i.Config.Rejected {
 		fmt.Fprintf(out, "  %s rejected %s %s: %s\n", i.Name, r.Type, strings.Join(r.Resources, ", "), oneLine(r.Reason))
+		for _, b := range r.From {
+			fmt.Fprintf(out, "    made of %s at %s: %s\n", oneLine(b.Document), oneLine(b.At), oneLine(b.Why))
+		}
 		if r.Remedy != "" {
 			fmt.Fprintf(out, "    %s\n", oneLine(r.Remedy))
 		}

@@ -61,14 +61,38 @@ func (c *connection) answered(sub *subscription, r *request) *sent {
 		}
 		return b
 	}
+	accepted := sub.ackedAt
 	rejection := sub.nack(b, r.refusal.GetMessage())
+	rejection.From = c.blame(sub.typeURL, rejection, accepted)
 	if sub.typeURL == RouteType {
 		c.apart.refused(b.resources)
 	}
 	c.server.metrics.rejects.WithLabelValues(shortType(sub.typeURL)).Inc()
 	c.log.Warn("client rejected configuration", "type", shortType(sub.typeURL), "resources", clip(rejection.Resources),
-		"reason", rejection.Reason)
+		"reason", rejection.Reason, "from", documents(rejection.From))
 	return b
+}
+
+// blame asks what rejected resources were made of. That it cannot be told is no reason to end a stream.
+func (c *connection) blame(typeURL string, r *Rejection, since time.Time) (from []Blamed) {
+	blamer, ok := c.proxy.(Blamer)
+	if !ok || !served(typeURL) {
+		return nil
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error("cannot tell what a rejected resource was made of", "panic", p)
+		}
+	}()
+	return blamer.Blame(c.state, typeURL, r.Resources, r.Reason, since)
+}
+
+func documents(from []Blamed) []string {
+	out := make([]string, len(from))
+	for i, b := range from {
+		out[i] = b.Document + " at " + b.At
+	}
+	return out
 }
 
 // clip shortens a list of names for a log line.

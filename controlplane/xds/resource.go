@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc/mem"
@@ -151,6 +152,22 @@ func Everything() Touches {
 	t := Touches{}
 	t.AddAll(Order...)
 	return t
+}
+
+// Blamed is a document that a rejected resource was made of, for people.
+type Blamed struct {
+	Document string `json:"document"`
+	// At is where it stands.
+	At string `json:"at,omitempty"`
+	// Why says what speaks for its being the cause.
+	Why string `json:"why,omitempty"`
+}
+
+// Blamer is a Proxy that knows what its resources are made of.
+type Blamer interface {
+	// Blame gives what the named resources of a type were made of, the likeliest cause of their rejection first. since is
+	// when the client last accepted anything of the type; zero is never.
+	Blame(state State, typeURL string, names []string, reason string, since time.Time) []Blamed
 }
 
 // Proxy makes the resources of one client. The server calls it from one goroutine at a time.

@@ -59,6 +59,8 @@ type Rejection struct {
 	Version string    `json:"version"`
 	// Resources are those of the rejected response that the reason names, or all if it names none.
 	Resources []string `json:"resources"`
+	// From is what the resources were made of, the likeliest cause first.
+	From []Blamed `json:"from,omitempty"`
 
 	named bool // the reason names one of them
 }

@@ -1,0 +1,158 @@
+package controlplane_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// client connects a proxy of the namespace shop, which subscribes to clusters and to the routes of port 80. refuse gives
+// the reason for which it does not take a response; "" takes it.
+func (p *plane) client(name string, refuse func(*discoveryv3.DeltaDiscoveryResponse) string) {
+	p.t.Helper()
+	conn, err := grpc.NewClient(p.PlainAddr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	metadata, err := structpb.NewStruct(map[string]any{"NAMESPACE": "shop", "LABELS": map[string]any{"app": name}})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	node := &corev3.Node{Id: "sidecar~10.1.2.3~" + name + ".shop~shop.svc.cluster.local", Metadata: metadata}
+	for _, r := range []*discoveryv3.DeltaDiscoveryRequest{
+		{Node: node, TypeUrl: xds.ClusterType},
+		{TypeUrl: xds.ListenerType},
+		{TypeUrl: xds.RouteType, ResourceNamesSubscribe: []string{"80"}},
+	} {
+		if err := stream.Send(r); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			answer := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.GetTypeUrl(), ResponseNonce: m.GetNonce()}
+			if reason := refuse(m); reason != "" {
+				answer.ErrorDetail = &rpcstatus.Status{Code: 3, Message: reason}
+			}
+			_ = stream.Send(answer)
+		}
+	}()
+	p.t.Cleanup(func() { cancel(); <-done; _ = conn.Close() })
+}
+
+// rejection waits for the client's rejection of a type.
+func (p *plane) rejection(typeURL string) *xds.Rejection {
+	p.t.Helper()
+	var found *xds.Rejection
+	testenv.Eventually(p.t, "the client has rejected "+typeURL, func() error {
+		for _, c := range p.Status().Clients {
+			for _, t := range c.Types {
+				if found = t.Rejected; found != nil && t.TypeURL == typeURL {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("clients are %+v", p.Status().Clients)
+	})
+	return found
+}
+
+const (
+	shopService = `apiVersion: v1
+kind: Service
+metadata: {name: %[1]s, namespace: shop}
+spec: {selector: {app: %[1]s}, ports: [{name: http, port: 80}]}
+---
+`
+	shopRoute = `apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: %[1]s, namespace: shop}
+spec:
+  hosts: [%[1]s]
+  http:
+  - match:
+    - uri:
+        regex: %[2]s
+    route: [{destination: {host: %[1]s}}]
+---
+`
+)
+
+func TestRejectionNamesTheDocumentThatChangedAndTheFieldThatItQuotes(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "services.yaml"), fmt.Sprintf(shopService, "reviews")+fmt.Sprintf(shopService, "ratings"))
+	write(t, filepath.Join(dir, "other.yaml"), fmt.Sprintf(shopRoute, "ratings", "/ra.*"))
+	write(t, filepath.Join(dir, "routes.yaml"), fmt.Sprintf(shopRoute, "reviews", "/re.*"))
+	p := start(t, controlplane.Config{ConfigDirs: []string{dir}, Ports: freePorts})
+	p.client("page", func(m *discoveryv3.DeltaDiscoveryResponse) string {
+		if m.GetTypeUrl() == xds.RouteType && strings.Contains(m.String(), "/bad.*") {
+			return `Only unique values: invalid regex "/bad.*"`
+		}
+		return ""
+	})
+	testenv.Eventually(t, "the client has its routes", func() error {
+		for _, c := range p.Status().Clients {
+			if c.InSync && len(c.Types) >= 3 {
+				return nil
+			}
+		}
+		return fmt.Errorf("clients are %+v", p.Status().Clients)
+	})
+	file := filepath.Join(dir, "routes.yaml")
+	write(t, file, fmt.Sprintf(shopRoute, "reviews", "/bad.*"))
+	from := p.rejection(xds.RouteType).From
+	want := xds.Blamed{Document: "VirtualService shop/reviews", At: file + ":9:16",
+		Why: "it changed since the last configuration that was accepted; the reason quotes its spec.http[0].match[0].uri.regex"}
+	if len(from) == 0 || from[0] != want {
+		t.Errorf("the documents that are named are %+v, not first %+v", from, want)
+	}
+}
+
+func TestRejectionOfTheFirstConfigurationNamesWhatTheResourceIsMadeOf(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "services.yaml"), fmt.Sprintf(shopService, "reviews")+fmt.Sprintf(shopService, "ratings")+`apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: pool, namespace: shop}
+spec: {host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}
+`)
+	p := start(t, controlplane.Config{ConfigDirs: []string{dir}, Ports: freePorts})
+	const cluster = "outbound|80||reviews.shop.svc.cluster.local"
+	p.client("page", func(m *discoveryv3.DeltaDiscoveryResponse) string {
+		if m.GetTypeUrl() == xds.ClusterType && strings.Contains(m.String(), cluster) {
+			return "Error adding/updating cluster(s) " + cluster + ": no"
+		}
+		return ""
+	})
+	r := p.rejection(xds.ClusterType)
+	var names []string
+	for _, b := range r.From {
+		names = append(names, b.Document)
+	}
+	if got := strings.Join(names, ", "); got != "DestinationRule shop/pool, Service shop/reviews" {
+		t.Errorf("of %v the documents that are named are %s", r.Resources, got)
+	}
+}
