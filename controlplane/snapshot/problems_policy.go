@@ -3,20 +3,13 @@ package snapshot
 import (
 	"fmt"
 
-	security "istio.io/api/security/v1beta1"
-
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // policy warns of what an AuthorizationPolicy says and is not enforced as written. What cannot be enforced never opens a
 // door: it only closes more.
 func (c *checker) policy(p Policy) {
-	switch p.Spec.GetAction() {
-	case security.AuthorizationPolicy_CUSTOM:
-		c.warn(p.Resource, "spec.action", "CUSTOM", "external authorization is not supported: what the rules match is denied", "use ALLOW or DENY")
-	case security.AuthorizationPolicy_AUDIT:
-		c.warn(p.Resource, "spec.action", "AUDIT", "auditing is not supported: the policy has no effect", "use ALLOW or DENY")
-	}
+	c.policyAction(p)
 	c.targets(p.Resource, p.Spec)
 	for i, rule := range p.Spec.GetRules() {
 		for j, when := range rule.GetWhen() {

@@ -231,6 +231,7 @@ func (w *world) addServices(sc *Scope) {
 				sc.targets[w.resolve(d.destination.GetHost(), v.Namespace)] = struct{}{}
 			}
 		}
+		w.addProviders(sc)
 	}
 	for i := 0; i < len(w.services); {
 		host := w.services[i].Hostname

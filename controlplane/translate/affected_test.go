@@ -82,6 +82,8 @@ metadata: {name: edge, namespace: edge}
 spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}, {port: {number: 3306, name: tcp, protocol: TCP}, hosts: ["*"]}]}
 `
 
+const customStep = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: asked, namespace: one}\nspec: {action: CUSTOM, provider: {name: opa}, rules: [{}]}"
+
 const requestAuthenticationStep = "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: tokens, namespace: one}\nspec: {selector: {matchLabels: {app: a}}, jwtRules: [{issuer: i, jwksUri: 'https://i.example/keys'}]}"
 
 // affectedSteps are changes, one after the other; a name alone is a removal.
@@ -129,6 +131,7 @@ var affectedSteps = []string{
 	"apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: one, namespace: one}\nspec: {accessLogging: [{filter: {expression: response.code >= 400}}], metrics: [{overrides: [{tagOverrides: {response_flags: {operation: REMOVE}}}]}]}",
 	"apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: a, namespace: one}\nspec: {selector: {matchLabels: {app: a}}, accessLogging: [{disabled: true}]}",
 	"Telemetry istio-system/all", "Telemetry one/a",
+	strings.Replace(customStep, "CUSTOM, provider: {name: opa}", "AUDIT", 1), customStep,
 	"VirtualService two/db", "VirtualService one/a", "VirtualService one/edge", "DestinationRule one/a", "DestinationRule two/private",
 	"EnvoyFilter one/a", "EnvoyFilter istio-system/all", "Gateway edge/other", "PeerAuthentication one/default", "AuthorizationPolicy istio-system/all", "Sidecar narrow/default",
 	"Sidecar istio-system/default", "ServiceEntry far/out", "ServiceEntry far/any", "WorkloadEntry one/a-3", "Service two/grpc", "Service one/a",

@@ -35,7 +35,7 @@ func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 		HttpFilters:       v.httpFilters(h.traffic),
 		UseRemoteAddress:  boolean(h.traffic.side == edgeSide),
 		ServerName:        "istio-envoy",
-		AccessLog:         v.requestLogs(h.traffic),
+		AccessLog:         append(v.requestLogs(h.traffic), v.auditLog(h.traffic, "envoy.filters.http.rbac")...),
 		StreamIdleTimeout: duration(0),
 		UpgradeConfigs:    []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
@@ -73,8 +73,9 @@ func normalizePath(m *hcmv3.HttpConnectionManager, how meshconfig.MeshConfig_Pro
 func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	out := v.peerFilters(t)
 	if t.side != outboundSide {
+		out = append(out, v.customFilters()...)
 		out = append(out, v.jwtFilters()...)
-		out = append(out, rbacFilters()...)
+		out = append(out, v.rbacFilters()...)
 	}
 	if t.side != inboundSide {
 		out = append(out, callerFilters()...)

@@ -10,75 +10,181 @@ import (
 	networkrbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // The names of the filters that enforce AuthorizationPolicies on requests.
 const (
 	denyFilterName  = "envoy.filters.http.rbac.deny"
 	allowFilterName = "envoy.filters.http.rbac.allow"
+	auditFilterName = "envoy.filters.http.rbac.audit"
 )
 
-// rbacFilters are always there, and let everything pass: what they enforce comes with the routes, by rbacSettings.
-func rbacFilters() []*hcmv3.HttpFilter {
-	return []*hcmv3.HttpFilter{httpFilter(denyFilterName, &httprbacv3.RBAC{}), httpFilter(allowFilterName, &httprbacv3.RBAC{})}
+// What policies that are only tried or audited would do is counted, and left in the metadata of requests and connections,
+// under names that begin so.
+const (
+	dryDenyPrefix  = "istio_dry_run_deny_"
+	dryAllowPrefix = "istio_dry_run_allow_"
+	auditPrefix    = "audit_"
+)
+
+// policies are the AuthorizationPolicies of a workload by what they do; nil is none.
+type policies struct {
+	deny, allow, dryDeny, dryAllow, audit *rbacv3.RBAC
+	// custom are what is to be asked about, by the provider.
+	custom map[string]*rbacv3.RBAC
 }
 
-// rbacSettings enforce the workload's AuthorizationPolicies on the requests of a route configuration: what is denied
-// first, then what is allowed, if anything is said about that.
-func (v view) rbacSettings() map[string]*anypb.Any {
-	out := map[string]*anypb.Any{}
-	for _, rules := range v.rbac(false) {
-		name := allowFilterName
-		if rules.GetAction() == rbacv3.RBAC_DENY {
-			name = denyFilterName
-		}
-		out[name] = anyOf(&httprbacv3.RBACPerRoute{Rbac: &httprbacv3.RBAC{Rules: rules}})
-	}
-	return out
-}
-
-// networkRBAC enforces them on connections.
-func (v view) networkRBAC() []*listenerv3.Filter {
-	var out []*listenerv3.Filter
-	for _, rules := range v.rbac(true) {
-		out = append(out, networkFilter("envoy.filters.network.rbac", &networkrbacv3.RBAC{Rules: rules, StatPrefix: "tcp."}))
-	}
-	return out
-}
-
-// rbac gives up to two sets of rules: DENY, then ALLOW.
-func (v view) rbac(tcp bool) []*rbacv3.RBAC {
-	deny := &rbacv3.RBAC{Action: rbacv3.RBAC_DENY, Policies: map[string]*rbacv3.Policy{}}
-	allow := &rbacv3.RBAC{Action: rbacv3.RBAC_ALLOW, Policies: map[string]*rbacv3.Policy{}}
-	denies, allows := false, false
+// policies compiles the workload's AuthorizationPolicies, for requests or for connections.
+func (v view) policies(tcp bool) policies {
+	out := policies{custom: map[string]*rbacv3.RBAC{}}
 	for _, p := range v.s.Policies(v.p.Namespace, v.p.Labels) {
-		into, denying := allow, false
+		dry := snapshot.DryRun(p.Resource)
 		switch p.Spec.GetAction() {
 		case security.AuthorizationPolicy_AUDIT:
-			continue
+			v.addRules(&out.audit, rbacv3.RBAC_DENY, p, tcp)
+		case security.AuthorizationPolicy_CUSTOM:
+			v.addCustom(&out, p, tcp)
 		case security.AuthorizationPolicy_ALLOW:
-			allows = true
+			into := &out.allow
+			if dry {
+				into = &out.dryAllow
+			}
+			v.addRules(into, rbacv3.RBAC_ALLOW, p, tcp)
 		default:
-			// External authorization is not to be had here, and what it is asked about must not pass without it.
-			into, denying, denies = deny, true, true
+			into := &out.deny
+			if dry {
+				into = &out.dryDeny
+			}
+			v.addRules(into, rbacv3.RBAC_DENY, p, tcp)
 		}
-		for i, rule := range p.Spec.GetRules() {
-			c := ruleCompiler{
-				trustDomain: v.s.Mesh.GetTrustDomain(), aliases: v.s.Mesh.GetTrustDomainAliases(), namespace: p.Namespace,
-				tcp: tcp, deny: denying,
-			}
-			if policy := c.compile(rule); policy != nil {
-				into.Policies[fmt.Sprintf("ns[%s]-policy[%s]-rule[%d]", p.Namespace, p.Name, i)] = policy
-			}
+	}
+	return out
+}
+
+// addCustom adds what a provider is to be asked about. Who cannot be asked lets nobody in.
+func (v view) addCustom(out *policies, p snapshot.Policy, tcp bool) {
+	name := p.Spec.GetProvider().GetName()
+	provider, ok := v.authorizer(name)
+	if !ok || tcp && provider.grpc == nil {
+		v.addRules(&out.deny, rbacv3.RBAC_DENY, p, tcp)
+		return
+	}
+	rules := out.custom[name]
+	v.addRules(&rules, rbacv3.RBAC_DENY, p, tcp)
+	out.custom[name] = rules
+}
+
+// addRules adds a policy's rules to a set, which exists from then on: an ALLOW policy without any rule that can match lets
+// nobody in.
+func (v view) addRules(into **rbacv3.RBAC, action rbacv3.RBAC_Action, p snapshot.Policy, tcp bool) {
+	if *into == nil {
+		*into = &rbacv3.RBAC{Action: action, Policies: map[string]*rbacv3.Policy{}}
+	}
+	c := ruleCompiler{
+		trustDomain: v.s.Mesh.GetTrustDomain(), aliases: v.s.Mesh.GetTrustDomainAliases(), namespace: p.Namespace,
+		tcp: tcp, deny: action == rbacv3.RBAC_DENY,
+	}
+	for i, rule := range p.Spec.GetRules() {
+		if policy := c.compile(rule); policy != nil {
+			(*into).Policies[fmt.Sprintf("ns[%s]-policy[%s]-rule[%d]", p.Namespace, p.Name, i)] = policy
+		}
+	}
+}
+
+// rbacFilters are always there, and let everything pass: what they enforce comes with the routes, by rbacSettings.
+func (v view) rbacFilters() []*hcmv3.HttpFilter {
+	out := []*hcmv3.HttpFilter{
+		httpFilter(denyFilterName, &httprbacv3.RBAC{ShadowRulesStatPrefix: dryDenyPrefix}),
+		httpFilter(allowFilterName, &httprbacv3.RBAC{ShadowRulesStatPrefix: dryAllowPrefix}),
+	}
+	if v.audits() {
+		audit := httpFilter(auditFilterName, &httprbacv3.RBAC{ShadowRulesStatPrefix: auditPrefix})
+		out = append([]*hcmv3.HttpFilter{audit}, out...)
+	}
+	return out
+}
+
+// audits says whether a policy of the workload is to be audited.
+func (v view) audits() bool {
+	for _, p := range v.s.Policies(v.p.Namespace, v.p.Labels) {
+		if p.Spec.GetAction() == security.AuthorizationPolicy_AUDIT {
+			return true
+		}
+	}
+	return false
+}
+
+// rbacSettings enforce the workload's AuthorizationPolicies on the requests of a route configuration: what is asked about,
+// then what is denied, then what is allowed, if anything is said about that.
+func (v view) rbacSettings() map[string]*anypb.Any {
+	out := map[string]*anypb.Any{}
+	p := v.policies(false)
+	for name, rules := range p.custom {
+		out[customFilterName(name)] = rbacSetting(nil, rules, customPrefix(name))
+		p.deny = guarded(p.deny, rules, name)
+	}
+	if p.audit != nil {
+		out[auditFilterName] = rbacSetting(nil, p.audit, auditPrefix)
+	}
+	if p.deny != nil && len(p.deny.Policies) > 0 || p.dryDeny != nil {
+		out[denyFilterName] = rbacSetting(p.deny, p.dryDeny, dryDenyPrefix)
+	}
+	if p.allow != nil || p.dryAllow != nil {
+		out[allowFilterName] = rbacSetting(p.allow, p.dryAllow, dryAllowPrefix)
+	}
+	return out
+}
+
+func rbacSetting(rules, shadow *rbacv3.RBAC, prefix string) *anypb.Any {
+	return anyOf(&httprbacv3.RBACPerRoute{Rbac: &httprbacv3.RBAC{Rules: rules, ShadowRules: shadow, ShadowRulesStatPrefix: prefix}})
+}
+
+// networkRBAC enforces the policies on connections.
+func (v view) networkRBAC() []*listenerv3.Filter {
+	var out []*listenerv3.Filter
+	add := func(rules, shadow *rbacv3.RBAC, prefix string) {
+		out = append(out, networkFilter("envoy.filters.network.rbac", &networkrbacv3.RBAC{
+			Rules: rules, ShadowRules: shadow, ShadowRulesStatPrefix: prefix, StatPrefix: "tcp.",
+		}))
+	}
+	p := v.policies(true)
+	for _, a := range v.authorizers() {
+		if rules := p.custom[a.name]; rules != nil && len(rules.Policies) > 0 {
+			add(nil, rules, customPrefix(a.name))
+			out = append(out, a.networkFilter())
+		}
+	}
+	if p.audit != nil {
+		add(nil, p.audit, auditPrefix)
+	}
+	if p.deny != nil && len(p.deny.Policies) > 0 || p.dryDeny != nil {
+		add(p.deny, p.dryDeny, dryDenyPrefix)
+	}
+	if p.allow != nil || p.dryAllow != nil {
+		add(p.allow, p.dryAllow, dryAllowPrefix)
+	}
+	return out
+}
+
+// rbac gives what is denied and what is allowed to those that can ask nobody: what there would be to ask about is denied.
+func (v view) rbac(tcp bool) []*rbacv3.RBAC {
+	p := v.policies(tcp)
+	for name, rules := range p.custom {
+		if p.deny == nil {
+			p.deny = &rbacv3.RBAC{Action: rbacv3.RBAC_DENY, Policies: map[string]*rbacv3.Policy{}}
+		}
+		for id, policy := range rules.Policies {
+			p.deny.Policies["unasked-"+name+"-"+id] = policy
 		}
 	}
 	var out []*rbacv3.RBAC
-	if denies && len(deny.Policies) > 0 {
-		out = append(out, deny)
+	if p.deny != nil && len(p.deny.Policies) > 0 {
+		out = append(out, p.deny)
 	}
-	// Without any rule that can match, an ALLOW policy lets nobody in: that is how "deny all" is written.
-	if allows {
-		out = append(out, allow)
+	if p.allow != nil {
+		out = append(out, p.allow)
 	}
 	return out
 }

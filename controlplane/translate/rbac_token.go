@@ -9,7 +9,9 @@ import (
 
 // metadataPrincipal matches what a filter left in a request's metadata.
 func metadataPrincipal(filter string, path []string, value *matcherv3.ValueMatcher) *rbacv3.Principal {
-	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Metadata{Metadata: metadataMatcher(filter, path, value)}}
+	return &rbacv3.Principal{Identifier: &rbacv3.Principal_SourcedMetadata{SourcedMetadata: &rbacv3.SourcedMetadata{
+		MetadataMatcher: metadataMatcher(filter, path, value),
+	}}}
 }
 
 func metadataMatcher(filter string, path []string, value *matcherv3.ValueMatcher) *matcherv3.MetadataMatcher {
@@ -123,6 +125,8 @@ func metadataPermission(key string) func(string) *rbacv3.Permission {
 		if strings.HasPrefix(v, "[") && strings.HasSuffix(v, "]") {
 			value = listValue(parsePattern(v[1 : len(v)-1]).matcher())
 		}
-		return &rbacv3.Permission{Rule: &rbacv3.Permission_Metadata{Metadata: metadataMatcher(filter, []string{name}, value)}}
+		return &rbacv3.Permission{Rule: &rbacv3.Permission_SourcedMetadata{SourcedMetadata: &rbacv3.SourcedMetadata{
+			MetadataMatcher: metadataMatcher(filter, []string{name}, value),
+		}}}
 	}
 }

@@ -33,7 +33,7 @@ func (v view) blackHoleFilters(t traffic) []*listenerv3.Filter {
 
 // tcpProxy passes connections on to clusters by weight.
 func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Filter {
-	t := &tcpv3.TcpProxy{StatPrefix: statPrefix, AccessLog: v.connectionLogs(at)}
+	t := &tcpv3.TcpProxy{StatPrefix: statPrefix, AccessLog: append(v.connectionLogs(at), v.auditLog(at, "envoy.filters.network.rbac")...)}
 	if v.metrics(at.direction()).measured {
 		t.AccessLogOptions = &tcpv3.TcpProxy_TcpAccessLogOptions{FlushAccessLogOnConnected: true}
 	}

@@ -1,0 +1,44 @@
+package translate
+
+import (
+	"cmp"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+)
+
+// auditLog writes a line for each request or connection that an AuthorizationPolicy of action AUDIT matches, to the mesh's
+// access log, or to standard output where there is none.
+func (v view) auditLog(t traffic, filter string) []*accesslogv3.AccessLog {
+	if t.side == outboundSide || !v.audits() {
+		return nil
+	}
+	fields := map[string]string{
+		"audit_policy":     "%DYNAMIC_METADATA(" + filter + ":" + auditPrefix + "shadow_effective_policy_id)%",
+		"start_time":       "%START_TIME%",
+		"source_principal": "%DOWNSTREAM_PEER_URI_SAN%",
+		"source_address":   "%DOWNSTREAM_REMOTE_ADDRESS%",
+		"destination":      "%DOWNSTREAM_LOCAL_ADDRESS%",
+		"method":           "%REQ(:METHOD)%",
+		"path":             "%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%",
+		"authority":        "%REQ(:AUTHORITY)%",
+		"response_code":    "%RESPONSE_CODE%",
+		"request_id":       "%REQ(X-REQUEST-ID)%",
+	}
+	return []*accesslogv3.AccessLog{{
+		Name: "envoy.access_loggers.file",
+		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{
+			MetadataFilter: &accesslogv3.MetadataFilter{
+				Matcher:            metadataMatcher(filter, []string{auditPrefix + "shadow_engine_result"}, stringValue(exact("denied"))),
+				MatchIfKeyNotFound: boolean(false),
+			},
+		}},
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: anyOf(&filev3.FileAccessLog{
+			Path: cmp.Or(v.s.Mesh.GetAccessLogFile(), "/dev/stdout"),
+			AccessLogFormat: &filev3.FileAccessLog_LogFormat{LogFormat: &corev3.SubstitutionFormatString{
+				Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: stringStruct(fields)},
+			}},
+		})},
+	}}
+}
