@@ -268,7 +268,11 @@ func (s *source) copyTo(m *exposition.Merger, rename bool) {
 	if s.err != nil {
 		return
 	}
-	s.copied, s.err = m.Copy(limited{s.body}, exposition.Source{Format: s.format, Limits: s.limits, Rename: rename})
+	var text io.Reader = limited{s.body}
+	if s.kind == sourceEnvoy {
+		text = newBareNames(text)
+	}
+	s.copied, s.err = m.Copy(text, exposition.Source{Format: s.format, Limits: s.limits, Rename: rename})
 }
 
 func (s *source) spooled() *exposition.Spool {
