@@ -8,8 +8,8 @@ import (
 	telemetry "istio.io/api/telemetry/v1alpha1"
 )
 
-// Provider is an entry of MeshConfig's extensionProviders.
-type Provider = meshconfig.MeshConfig_ExtensionProvider
+// ExtensionProvider is an entry of MeshConfig's extensionProviders.
+type ExtensionProvider = meshconfig.MeshConfig_ExtensionProvider
 
 // The providers that are there without being configured.
 const (
@@ -46,9 +46,9 @@ func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemet
 
 // Provider finds a provider by its name; nil when there is none. Two exist in every mesh, unless it has others of their
 // names: "prometheus", and "envoy", which writes access logs to the standard output.
-func (t Telemetry) Provider(name string) *Provider { return provider(t.mesh, name) }
+func (t Telemetry) Provider(name string) *ExtensionProvider { return provider(t.mesh, name) }
 
-func provider(mesh *meshconfig.MeshConfig, name string) *Provider {
+func provider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
 	for _, p := range mesh.GetExtensionProviders() {
 		if p.GetName() == name {
 			return p
@@ -56,11 +56,11 @@ func provider(mesh *meshconfig.MeshConfig, name string) *Provider {
 	}
 	switch name {
 	case prometheusProvider:
-		return &Provider{Name: name, Provider: &meshconfig.MeshConfig_ExtensionProvider_Prometheus{
+		return &ExtensionProvider{Name: name, Provider: &meshconfig.MeshConfig_ExtensionProvider_Prometheus{
 			Prometheus: &meshconfig.MeshConfig_ExtensionProvider_PrometheusMetricsProvider{},
 		}}
 	case envoyProvider:
-		return &Provider{Name: name, Provider: &meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog{
+		return &ExtensionProvider{Name: name, Provider: &meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog{
 			EnvoyFileAccessLog: &meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLogProvider{Path: "/dev/stdout"},
 		}}
 	}
@@ -136,7 +136,7 @@ func (t Telemetry) AccessLogs(direction Direction) []AccessLog {
 // Tracing is how the requests of one direction are traced.
 type Tracing struct {
 	// Provider is where spans go; nil leaves it to the proxy's bootstrap.
-	Provider *Provider
+	Provider *ExtensionProvider
 	// Sampling is the percentage of traces begun here; nil when nothing says.
 	Sampling *float64
 	// Silent: no spans are reported.

@@ -118,7 +118,7 @@ func spanTag(name string, tag *telemetryv1.Tracing_CustomTag, formatterTags bool
 
 // tracer is Envoy's tracer for a provider, and how much of a path it takes (0 for its default). Nil when the provider is
 // none of traces, or leads nowhere: then requests go untraced rather than not at all.
-func (v view) tracer(p *snapshot.Provider) (tracer *tracev3.Tracing_Http, longest uint32) {
+func (v view) tracer(p *snapshot.ExtensionProvider) (tracer *tracev3.Tracing_Http, longest uint32) {
 	switch kind := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry:
 		return v.openTelemetryTracer(kind.Opentelemetry), kind.Opentelemetry.GetMaxTagLength()
