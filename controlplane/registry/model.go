@@ -11,8 +11,7 @@ import (
 // Protocol is what a service port speaks.
 type Protocol string
 
-// The protocols that are told apart. An undeclared protocol is HTTP here when its port is a well-known HTTP one, and
-// TCP otherwise: nothing is sniffed.
+// The protocols that are told apart.
 const (
 	HTTP  Protocol = "HTTP"
 	HTTP2 Protocol = "HTTP2"
@@ -21,10 +20,15 @@ const (
 	TLS   Protocol = "TLS"
 	TCP   Protocol = "TCP"
 	UDP   Protocol = "UDP"
+	// Undeclared: nobody says what the port speaks, so that each connection's first bytes have to tell.
+	Undeclared Protocol = "UNDECLARED"
 )
 
 // IsHTTP says whether requests can be seen and routed.
 func (p Protocol) IsHTTP() bool { return p == HTTP || p == HTTP2 || p == GRPC }
+
+// MayBeHTTP says whether requests can be seen and routed, where a connection turns out to have any.
+func (p Protocol) MayBeHTTP() bool { return p.IsHTTP() || p == Undeclared }
 
 // IsHTTP2 says whether the workload itself wants HTTP/2.
 func (p Protocol) IsHTTP2() bool { return p == HTTP2 || p == GRPC }
@@ -95,6 +99,11 @@ func (s *Service) Port(number uint32) (Port, bool) {
 		}
 	}
 	return Port{}, false
+}
+
+// Headless says whether callers find the addresses of the workloads themselves behind the service's name, and choose one.
+func (s *Service) Headless() bool {
+	return s.Kubernetes && s.Resolution == Static && len(s.Addresses) == 0
 }
 
 // VisibleTo says whether a proxy of the namespace may see the service.

@@ -209,24 +209,23 @@ func TestProtocolIsFoundAsDeclared(t *testing.T) {
 		appProtocol, name string
 		number            uint32
 		want              Protocol
-		sure              bool
 	}{
-		{"", "http", 1, HTTP, true}, {"", "http-web", 1, HTTP, true}, {"", "HTTP-web", 1, HTTP, true}, {"", "http2", 1, HTTP2, true},
-		{"", "grpc-api", 1, GRPC, true}, {"", "grpc-web", 1, GRPC, true}, {"", "https", 1, HTTPS, true}, {"", "tls-x", 1, TLS, true},
-		{"", "tcp-db", 80, TCP, true}, {"", "mysql", 1, TCP, true}, {"", "udp-x", 1, UDP, true},
-		{"http", "tcp-x", 1, HTTP, true}, {"kubernetes.io/h2c", "", 1, HTTP2, true}, {"kubernetes.io/ws", "", 1, HTTP, true}, {"HTTPS", "", 1, HTTPS, true},
-		{"example.com/own", "http-x", 1, HTTP, true},
-		{"", "", 80, HTTP, true}, {"", "web", 8080, HTTP, true}, {"", "", 443, HTTPS, true}, {"", "", 5432, TCP, true},
-		{"", "", 9080, TCP, false}, {"", "httpx", 9080, TCP, false},
+		{"", "http", 1, HTTP}, {"", "http-web", 1, HTTP}, {"", "HTTP-web", 1, HTTP}, {"", "http2", 1, HTTP2},
+		{"", "grpc-api", 1, GRPC}, {"", "grpc-web", 1, GRPC}, {"", "https", 1, HTTPS}, {"", "tls-x", 1, TLS},
+		{"", "tcp-db", 80, TCP}, {"", "mysql", 1, TCP}, {"", "udp-x", 1, UDP},
+		{"http", "tcp-x", 1, HTTP}, {"kubernetes.io/h2c", "", 1, HTTP2}, {"kubernetes.io/ws", "", 1, HTTP}, {"HTTPS", "", 1, HTTPS},
+		{"example.com/own", "http-x", 1, HTTP},
+		{"", "", 80, Undeclared}, {"", "web", 8080, Undeclared}, {"", "", 443, HTTPS}, {"", "", 5432, TCP},
+		{"", "", 9080, Undeclared}, {"", "httpx", 9080, Undeclared},
 	} {
-		if got, sure := serviceProtocol(c.appProtocol, c.name, c.number); got != c.want || sure != c.sure {
-			t.Errorf("%+v: got %s, %t", c, got, sure)
+		if got := serviceProtocol(c.appProtocol, c.name, c.number); got != c.want {
+			t.Errorf("%+v: got %s", c, got)
 		}
 	}
-	if got, _ := entryProtocol("GRPC-Web", "http", 1); got != GRPC {
+	if got := entryProtocol("GRPC-Web", "http", 1); got != GRPC {
 		t.Errorf("a ServiceEntry's GRPC-Web is %s", got)
 	}
-	if got, _ := entryProtocol("", "http-x", 1); got != HTTP {
+	if got := entryProtocol("", "http-x", 1); got != HTTP {
 		t.Errorf("a ServiceEntry without protocol is %s", got)
 	}
 }
@@ -294,10 +293,6 @@ func TestWhatLeadsNowhereIsAProblem(t *testing.T) {
 		"no selector": {
 			[]string{`{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {ports: [{port: 80}]}}`},
 			"has no endpoints here",
-		},
-		"undeclared protocol": {
-			[]string{`{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {selector: {a: b}, ports: [{port: 9080}]}}`},
-			"treated as TCP (set appProtocol",
 		},
 		"SCTP": {
 			[]string{`{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {selector: {a: b}, ports: [{port: 80, protocol: SCTP}]}}`},

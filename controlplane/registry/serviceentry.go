@@ -49,17 +49,12 @@ func (s *source) readServiceEntry() {
 
 func (s *source) entryPorts(entry *networking.ServiceEntry) []Port {
 	var ports []Port
-	for i, p := range entry.GetPorts() {
+	for _, p := range entry.GetPorts() {
 		port := Port{Name: p.GetName(), Number: p.GetNumber(), TargetPort: p.GetTargetPort()}
 		if port.TargetPort == 0 {
 			port.TargetPort = port.Number
 		}
-		var sure bool
-		if port.Protocol, sure = entryProtocol(p.GetProtocol(), p.GetName(), p.GetNumber()); !sure {
-			s.warn(fmt.Sprintf("spec.ports[%d]", i), p.GetName(),
-				fmt.Sprintf("the port does not say what it speaks, and is treated as %s", port.Protocol),
-				"set protocol: HTTP, HTTP2, GRPC, HTTPS, TLS or TCP")
-		}
+		port.Protocol = entryProtocol(p.GetProtocol(), p.GetName(), p.GetNumber())
 		ports = append(ports, port)
 	}
 	return ports

@@ -127,11 +127,7 @@ func (s *source) addServicePort(service *Service, p config.ServicePort, i int) {
 		s.warn(field+".protocol", p.Protocol, "SCTP is not routed: the port is left out", "use TCP or UDP, or call the workload by its address")
 		return
 	default:
-		var sure bool
-		if port.Protocol, sure = serviceProtocol(p.AppProtocol, p.Name, p.Port); !sure {
-			s.warn(field, p.Name, fmt.Sprintf("the port does not say what it speaks, and is treated as %s", port.Protocol),
-				"set appProtocol, or begin the port's name with it: http, http2, grpc, https, tls or tcp")
-		}
+		port.Protocol = serviceProtocol(p.AppProtocol, p.Name, p.Port)
 	}
 	service.Ports = append(service.Ports, port)
 }

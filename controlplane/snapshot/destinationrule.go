@@ -92,8 +92,8 @@ type destinationRules struct {
 	local    map[string]hostTable[*DestinationRule]
 	exported map[string]hostTable[[]*DestinationRule] // one for each set of namespaces it is exported to
 	all      []*DestinationRule
-	// hashing: some rule has consistent hashing.
-	hashing bool
+	// hashing: some rule has consistent hashing; originating: some has TLS to servers that are not of the mesh.
+	hashing, originating bool
 	// subsets are the names of subsets that any rule has for a host, as the document writes it and by its full name.
 	subsets hostTable[[]string]
 }
@@ -186,6 +186,9 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 		index.hashing = index.hashing || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
 			return Hashes(r.Spec.(*networking.DestinationRule))
 		})
+		index.originating = index.originating || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
+			return Originates(r.Spec.(*networking.DestinationRule))
+		})
 		addSubsetNames(subsets, d)
 		if k.exportTo == localKey {
 			insert(local, k.namespace, k.host, d)
@@ -263,20 +266,36 @@ func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *Des
 // AnyHashing says whether any DestinationRule has consistent hashing.
 func (s *Snapshot) AnyHashing() bool { return s.world.destinationRules.hashing }
 
+// AnyOriginating says whether any DestinationRule has TLS to servers that are not of the mesh.
+func (s *Snapshot) AnyOriginating() bool { return s.world.destinationRules.originating }
+
+// settings are those of a policy, or of one of its ports.
+type settings interface {
+	GetLoadBalancer() *networking.LoadBalancerSettings
+	GetTls() *networking.ClientTLSSettings
+}
+
 // Hashes says whether a DestinationRule has consistent hashing anywhere.
 func Hashes(spec *networking.DestinationRule) bool {
+	return anywhere(spec, func(s settings) bool { return s.GetLoadBalancer().GetConsistentHash() != nil })
+}
+
+// Originates says whether a DestinationRule has TLS to servers that are not of the mesh anywhere.
+func Originates(spec *networking.DestinationRule) bool {
+	return anywhere(spec, func(s settings) bool {
+		mode := s.GetTls().GetMode()
+		return mode == networking.ClientTLSSettings_SIMPLE || mode == networking.ClientTLSSettings_MUTUAL
+	})
+}
+
+func anywhere(spec *networking.DestinationRule, is func(settings) bool) bool {
 	policies := []*networking.TrafficPolicy{spec.GetTrafficPolicy()}
 	for _, s := range spec.GetSubsets() {
 		policies = append(policies, s.GetTrafficPolicy())
 	}
 	for _, p := range policies {
-		if p.GetLoadBalancer().GetConsistentHash() != nil {
+		if is(p) || slices.ContainsFunc(p.GetPortLevelSettings(), func(ps *networking.TrafficPolicy_PortTrafficPolicy) bool { return is(ps) }) {
 			return true
-		}
-		for _, ps := range p.GetPortLevelSettings() {
-			if ps.GetLoadBalancer().GetConsistentHash() != nil {
-				return true
-			}
 		}
 	}
 	return false

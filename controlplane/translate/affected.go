@@ -63,6 +63,9 @@ func (a *affected) services(change snapshot.Change) {
 		}
 	}
 	for _, svc := range change.Endpoints {
+		if a.scope.MaySee(svc) && svc.Headless() && a.p.Interception == Redirect {
+			a.all(xds.ListenerType)
+		}
 		if a.scope.MaySee(svc) && svc.Resolution == registry.Static {
 			a.clusters(svc, xds.EndpointType)
 			if len(svc.Addresses) == 0 || a.p.Interception == None {
@@ -198,7 +201,7 @@ func (a *affected) routes(r *config.Resource, spec *networking.VirtualService) {
 	}
 	// Rules without hosts are a part of others; at a gateway they meet those of other rules for the same host.
 	if len(spec.GetHosts()) == 0 || a.p.Type == Router {
-		a.all(xds.VirtualHostType)
+		a.all(xds.RouteType, xds.VirtualHostType)
 		return
 	}
 	for _, h := range spec.GetHosts() {
@@ -207,6 +210,9 @@ func (a *affected) routes(r *config.Resource, spec *networking.VirtualService) {
 		for _, svc := range a.matching(host) {
 			for _, port := range svc.Ports {
 				a.hostApart(svc.Hostname, port.Number)
+				if port.Protocol == registry.Undeclared { // it may have routes of its own
+					a.touches.Add(xds.RouteType, upstreamRoute(svc, port.Number))
+				}
 			}
 		}
 	}
@@ -259,6 +265,10 @@ func (a *affected) destinationRule(r *config.Resource, spec *networking.Destinat
 	}
 	for _, svc := range a.matching(a.scope.Hostname(spec.GetHost(), r.Namespace)) {
 		a.clusters(svc, xds.ClusterType, xds.EndpointType)
+	}
+	// Connections of bytes tell sidecars what they are, and nobody else.
+	if snapshot.Originates(spec) || a.s.AnyOriginating() {
+		a.all(xds.ListenerType)
 	}
 	// What consistent hashing goes by is in the routes. A rule without it may hide one with it, or have hidden it.
 	if snapshot.Hashes(spec) || a.s.AnyHashing() {

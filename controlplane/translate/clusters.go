@@ -161,7 +161,11 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 	case registry.DNS, registry.DNSRoundRobin:
 		c.instances = instances
 	case registry.Passthrough:
-		c.byAddress = p.Interception == Redirect
+		c.byAddress = p.Interception == Redirect && p.Type == Sidecar
+	case registry.Static:
+		// Bytes go to the very workload that the caller chose; requests are balanced, as rules for their hosts have it.
+		declared, _ := svc.Port(port)
+		c.byAddress = svc.Headless() && !declared.Protocol.IsHTTP() && p.Interception == Redirect && p.Type == Sidecar
 	}
 	return c
 }
@@ -196,7 +200,7 @@ func (c outbound) build() *clusterv3.Cluster {
 	connect(cluster, traffic.ConnectionPool, c.mesh.GetTcpKeepalive())
 	security := c.security(port, traffic)
 	security.apply(cluster)
-	if port.Protocol.IsHTTP() {
+	if port.Protocol.MayBeHTTP() {
 		setHTTPOptions(cluster, c.httpOptions(port, traffic, security))
 	}
 	return cluster
@@ -221,7 +225,11 @@ func (c outbound) discover(cluster *clusterv3.Cluster) {
 		} else {
 			forwardByName(cluster)
 		}
-	default:
+	case registry.Static:
+		if c.byAddress {
+			originalDestination(cluster)
+			return
+		}
 		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS}
 		cluster.EdsClusterConfig = &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads()}
 	}

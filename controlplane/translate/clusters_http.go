@@ -38,7 +38,7 @@ func (c outbound) httpOptions(port registry.Port, traffic snapshot.Traffic, secu
 	options := &httpv3.HttpProtocolOptions{CommonHttpProtocolOptions: commonHTTPOptions(traffic.ConnectionPool)}
 	http2 := http2Options(settings)
 	switch {
-	case settings.GetUseClientProtocol():
+	case settings.GetUseClientProtocol() || port.Protocol == registry.Undeclared:
 		options.UpstreamProtocolOptions = &httpv3.HttpProtocolOptions_UseDownstreamProtocolConfig{
 			UseDownstreamProtocolConfig: &httpv3.HttpProtocolOptions_UseDownstreamHttpConfig{
 				HttpProtocolOptions: &corev3.Http1ProtocolOptions{}, Http2ProtocolOptions: http2,

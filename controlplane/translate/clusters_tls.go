@@ -60,6 +60,12 @@ func (c outbound) security(port registry.Port, traffic snapshot.Traffic) upstrea
 		if !c.mesh.GetEnableAutoMtls().GetValue() || c.svc.External || c.svc.Resolution == registry.Passthrough {
 			return upstreamSecurity{}
 		}
+		if c.byAddress { // what is known of an endpoint shows only where the endpoint was chosen here
+			if !c.facts.AllMTLS {
+				return upstreamSecurity{}
+			}
+			return upstreamSecurity{context: c.meshContext(port, traffic, nil), mesh: true}
+		}
 		return upstreamSecurity{context: c.meshContext(port, traffic, nil), auto: true, mesh: true}
 	}
 	switch settings.GetMode() {
@@ -85,10 +91,10 @@ func (c outbound) meshContext(port registry.Port, traffic snapshot.Traffic, sett
 
 // meshALPN tells the callee's sidecar what is inside the TLS: no listener can look into it beforehand.
 func (c outbound) meshALPN(port registry.Port, traffic snapshot.Traffic) []string {
-	if !port.Protocol.IsHTTP() {
+	if !port.Protocol.MayBeHTTP() {
 		return []string{"istio"}
 	}
-	if traffic.ConnectionPool.GetHttp().GetUseClientProtocol() {
+	if traffic.ConnectionPool.GetHttp().GetUseClientProtocol() || port.Protocol == registry.Undeclared {
 		// Nothing that the callee negotiates: its codec then goes by the first bytes.
 		return []string{"istio-h2", "istio"}
 	}
@@ -96,6 +102,12 @@ func (c outbound) meshALPN(port registry.Port, traffic snapshot.Traffic) []strin
 		return []string{"istio-h2", "istio", "h2"}
 	}
 	return []string{"istio-http/1.1", "istio", "http/1.1"}
+}
+
+// originates says whether settings ask for TLS to a server that is not of the mesh.
+func originates(settings *networking.ClientTLSSettings) bool {
+	mode := settings.GetMode()
+	return mode == networking.ClientTLSSettings_SIMPLE || mode == networking.ClientTLSSettings_MUTUAL
 }
 
 // originate is TLS to a server that is not of the mesh.

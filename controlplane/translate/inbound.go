@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"sort"
-	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -17,10 +16,33 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// inboundPort is one port of the proxy's workload that a service lists.
+// inboundPort is one port of the proxy's workload.
 type inboundPort struct {
 	number   uint32
 	protocol registry.Protocol
+	// unlisted: no service lists the port. Number 0 is all ports that have no chains of their own.
+	unlisted bool
+}
+
+// as is the port where it is known what a connection speaks.
+func (p inboundPort) as(protocol registry.Protocol) inboundPort {
+	p.protocol = protocol
+	return p
+}
+
+func (p inboundPort) cluster() string {
+	if p.unlisted {
+		return inboundPassthroughCluster
+	}
+	return InboundCluster(p.number)
+}
+
+// route is the name of the port's routes.
+func (p inboundPort) route() string {
+	if p.unlisted {
+		return inboundRouteName(0)
+	}
+	return inboundRouteName(p.number)
 }
 
 // inboundPorts are the workload's ports, by number. Of two services that list one port, the first by name says what it
@@ -35,7 +57,7 @@ func (v view) inboundPorts() []inboundPort {
 				continue
 			}
 			seen[number] = true
-			out = append(out, inboundPort{number, port.Protocol})
+			out = append(out, inboundPort{number: number, protocol: port.Protocol})
 		}
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].number < out[j].number })
@@ -68,35 +90,28 @@ func (v view) targetPort(svc *registry.Service, port registry.Port) uint32 {
 
 // The ALPN protocols by which sidecars tell each other what is inside mutual TLS.
 var (
-	meshProtocols       = []string{"istio-http/1.0", "istio-http/1.1", "istio-h2", "istio", "istio-peer-exchange"}
+	meshHTTPProtocols   = []string{"istio-http/1.0", "istio-http/1.1", "istio-h2"}
+	meshTCPProtocols    = []string{"istio", "istio-peer-exchange"}
+	meshProtocols       = append(append([]string{}, meshHTTPProtocols...), meshTCPProtocols...)
 	inboundHTTPProtocol = []string{"h2", "http/1.1"}
 	inboundTCPProtocol  = []string{"istio-peer-exchange", "istio"}
 )
 
-// sniffTimeout bounds the wait for the first bytes on a port that takes both TLS and plaintext of a protocol in which the
-// server may speak first. Nobody in the mesh waits that long: mutual TLS starts with the client's bytes.
-const sniffTimeout = time.Second
-
 // chainSet is the filter chains of one inbound port.
 type chainSet struct {
 	chains []*listenerv3.FilterChain
-	// sniffTLS: they are told apart by looking at the first bytes.
-	sniffTLS bool
+	// sniffTLS, sniffHTTP: they are told apart by looking at the first bytes.
+	sniffTLS, sniffHTTP bool
 	// serverMayTalkFirst: and those may never come.
 	serverMayTalkFirst bool
 }
 
 // inboundChains are the ways into a port: mutual TLS, plaintext, or both, as the PeerAuthentication in force says.
 func (v view) inboundChains(port inboundPort) chainSet {
-	mtls := &listenerv3.FilterChain{
-		Name:            fmt.Sprintf("%d_mtls", port.number),
-		TransportSocket: v.inboundTLS(port),
-		Filters:         v.inboundFilters(port, true),
+	if port.protocol == registry.Undeclared {
+		return v.sniffedChains(port)
 	}
-	plain := &listenerv3.FilterChain{
-		Name:    fmt.Sprintf("%d_plaintext", port.number),
-		Filters: v.inboundFilters(port, false),
-	}
+	mtls, plain := v.mtlsChain("mtls", port, nil), v.plainChain("plaintext", port)
 	switch v.s.MTLSMode(v.p.Namespace, v.p.Labels, port.number) {
 	case snapshot.Strict:
 		return chainSet{chains: []*listenerv3.FilterChain{mtls}}
@@ -119,21 +134,62 @@ func (v view) inboundChains(port inboundPort) chainSet {
 	}
 }
 
-// apply puts the chains into a listener of their own.
-func (c chainSet) apply(l *listenerv3.Listener) {
-	l.FilterChains = c.chains
-	if !c.sniffTLS {
-		return
+// sniffedChains are the ways into a port of which nobody says what it speaks. Inside mutual TLS nobody can look, so there
+// the caller's sidecar tells; of plaintext the first bytes do. All that is no HTTP passes as bytes.
+func (v view) sniffedChains(port inboundPort) chainSet {
+	requests, bytes := port.as(registry.HTTP), port.as(registry.TCP)
+	mtlsTCP, plainTCP, ownTLS := v.mtlsChain("mtls_tcp", bytes, nil), v.plainChain("plaintext_tcp", bytes), v.plainChain("tls", bytes)
+	plainTCP.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "raw_buffer"}
+	plainHTTP := v.plainChain("plaintext_http", requests)
+	plainHTTP.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "raw_buffer", ApplicationProtocols: sniffedHTTP}
+	out := chainSet{sniffTLS: true, sniffHTTP: true, serverMayTalkFirst: true}
+	switch v.s.MTLSMode(v.p.Namespace, v.p.Labels, port.number) {
+	case snapshot.Strict:
+		// Callers that are no sidecars may offer HTTP by its usual names.
+		mtlsHTTP := v.mtlsChain("mtls_http", requests, append(append([]string{}, meshHTTPProtocols...), inboundHTTPProtocol...))
+		out.chains, out.sniffHTTP = []*listenerv3.FilterChain{mtlsHTTP, mtlsTCP}, false
+	case snapshot.Disable:
+		out.chains = []*listenerv3.FilterChain{plainHTTP, plainTCP, ownTLS}
+	default:
+		mtlsTCP.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "tls", ApplicationProtocols: meshTCPProtocols}
+		out.chains = []*listenerv3.FilterChain{v.mtlsChain("mtls_http", requests, meshHTTPProtocols), mtlsTCP, plainHTTP, plainTCP, ownTLS}
 	}
-	l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
-	if c.serverMayTalkFirst {
-		l.ListenerFiltersTimeout = duration(sniffTimeout)
-		l.ContinueOnListenerFiltersTimeout = true
+	return out
+}
+
+// mtlsChain takes mutual TLS of the mesh; protocols, if any, are those that the caller has to offer.
+func (v view) mtlsChain(name string, port inboundPort, protocols []string) *listenerv3.FilterChain {
+	chain := &listenerv3.FilterChain{
+		Name:            fmt.Sprintf("%d_%s", port.number, name),
+		TransportSocket: v.inboundTLS(port),
+		Filters:         v.inboundFilters(port, true),
+	}
+	if protocols != nil {
+		chain.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "tls", ApplicationProtocols: protocols}
+	}
+	return chain
+}
+
+func (v view) plainChain(name string, port inboundPort) *listenerv3.FilterChain {
+	return &listenerv3.FilterChain{Name: fmt.Sprintf("%d_%s", port.number, name), Filters: v.inboundFilters(port, false)}
+}
+
+// apply puts the chains into a listener of their own.
+func (c chainSet) apply(v view, l *listenerv3.Listener) {
+	l.FilterChains = c.chains
+	if c.sniffTLS {
+		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
+	}
+	if c.sniffHTTP {
+		l.ListenerFilters = append(l.ListenerFilters, httpInspector())
+	}
+	if len(l.ListenerFilters) > 0 && c.serverMayTalkFirst {
+		v.boundSniffing(l)
 	}
 }
 
 func (v view) inboundFilters(port inboundPort, mtls bool) []*listenerv3.Filter {
-	cluster := InboundCluster(port.number)
+	cluster := port.cluster()
 	t := port.traffic(mtls)
 	if !port.protocol.IsHTTP() {
 		return v.tcpFilters(t, cluster, toCluster(cluster))
@@ -141,7 +197,7 @@ func (v view) inboundFilters(port inboundPort, mtls bool) []*listenerv3.Filter {
 	return []*listenerv3.Filter{v.hcmFilter(hcm{
 		traffic:    t,
 		statPrefix: fmt.Sprintf("inbound_%d", port.number),
-		rds:        inboundRouteName(port.number),
+		rds:        port.route(),
 	})}
 }
 
@@ -157,9 +213,12 @@ func inboundRouteName(port uint32) string { return InboundCluster(port) }
 func (v view) inboundRoutes() []string {
 	var out []string
 	for _, port := range v.inboundPorts() {
-		if port.protocol.IsHTTP() {
-			out = append(out, inboundRouteName(port.number))
+		if port.protocol.MayBeHTTP() {
+			out = append(out, port.route())
 		}
+	}
+	if v.p.Interception == Redirect {
+		out = append(out, inboundPort{unlisted: true}.route())
 	}
 	return out
 }
@@ -168,8 +227,12 @@ func (v view) inboundRoutes() []string {
 // here and not in the listener, so that a change of theirs holds for the very next request, also on connections that are
 // open: those keep the listener's filters that they began with.
 func (v view) inboundRoute(name string) (*xds.Resource, error) {
-	for _, port := range v.inboundPorts() {
-		if !port.protocol.IsHTTP() || inboundRouteName(port.number) != name {
+	ports := v.inboundPorts()
+	if v.p.Interception == Redirect {
+		ports = append(ports, inboundPort{protocol: registry.Undeclared, unlisted: true})
+	}
+	for _, port := range ports {
+		if !port.protocol.MayBeHTTP() || port.route() != name {
 			continue
 		}
 		return xds.NewResource(name, v.patchRoutes(name, &routev3.RouteConfiguration{
@@ -185,7 +248,7 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 					Name:  "default",
 					Match: everyPath(),
 					Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-						ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: InboundCluster(port.number)},
+						ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: port.cluster()},
 						Timeout:          duration(0),
 					}},
 				}},
@@ -218,7 +281,10 @@ func inboundCluster(v view, port inboundPort) *clusterv3.Cluster {
 		ConnectTimeout:  v.s.Mesh.GetConnectTimeout(),
 		CircuitBreakers: circuitBreakers(nil),
 	}
-	if port.protocol.IsHTTP() {
+	switch {
+	case port.protocol == registry.Undeclared:
+		setHTTPOptions(c, asCalled())
+	case port.protocol.IsHTTP():
 		setHTTPOptions(c, plainHTTPOptions(port.protocol.IsHTTP2()))
 	}
 	return c

@@ -46,7 +46,7 @@ func (none) listeners(v view) []*listenerv3.Listener {
 			continue
 		}
 		l := listener(at, corev3.TrafficDirection_INBOUND)
-		v.inboundChains(port).apply(l)
+		v.inboundChains(port).apply(v, l)
 		out = append(out, l)
 	}
 	return out
@@ -140,7 +140,7 @@ func (v view) serviceRoute(name string) (*xds.Resource, error) {
 	if err != nil || svc == nil {
 		return nil, nil
 	}
-	if port, ok := svc.Port(uint32(number)); !ok || !port.Protocol.IsHTTP() {
+	if port, ok := svc.Port(uint32(number)); !ok || !port.Protocol.MayBeHTTP() {
 		return nil, nil
 	}
 	return v.cachedRoutes(name, func() *routev3.RouteConfiguration {

@@ -54,56 +54,9 @@ func (v view) captured(name string, port uint32, direction corev3.TrafficDirecti
 	return v.onAllAddresses(&listenerv3.Listener{Name: name, Address: socketAddress(wildcard(port)), TrafficDirection: direction}, port)
 }
 
-// outboundListeners take over what was captured by where it was bound for: an address of a service and its port, or a
-// port of services that share it and are told apart by the Host header. They bind nothing themselves.
-func outboundListeners(v view) []*listenerv3.Listener {
-	var out []*listenerv3.Listener
-	taken := map[netip.AddrPort]bool{}
-	// The filters are made for the first service of an address only: all the others of a port share them.
-	add := func(at netip.AddrPort, filters func() []*listenerv3.Filter) {
-		if taken[at] {
-			return
-		}
-		taken[at] = true
-		l := listener(at, corev3.TrafficDirection_OUTBOUND)
-		if at.Addr().IsUnspecified() {
-			v.onAllAddresses(l, uint32(at.Port()))
-		}
-		l.BindToPort = boolean(false)
-		l.FilterChains = []*listenerv3.FilterChain{{Name: l.Name, Filters: filters()}}
-		out = append(out, l)
-	}
-	for _, svc := range v.scope.Services {
-		for _, port := range svc.Ports {
-			t := traffic{side: outboundSide, port: port.Number, protocol: port.Protocol}
-			switch {
-			case port.Protocol == registry.UDP:
-			case port.Protocol.IsHTTP():
-				name := strconv.FormatUint(uint64(port.Number), 10)
-				add(wildcard(port.Number), func() []*listenerv3.Filter {
-					return []*listenerv3.Filter{v.hcmFilter(hcm{
-						traffic: t, statPrefix: "outbound_" + listenerName(wildcard(port.Number)), rds: name,
-					})}
-				})
-			default:
-				cluster := OutboundCluster(svc.Hostname, "", port.Number)
-				for _, addr := range svc.Addresses {
-					add(netip.AddrPortFrom(addr, uint16(port.Number)), func() []*listenerv3.Filter {
-						return v.tcpFilters(t, cluster, v.tcpShares(svc, port.Number))
-					})
-				}
-			}
-		}
-	}
-	return out
-}
-
 func virtualOutboundListener(v view) *listenerv3.Listener {
 	port := uint32(v.s.Mesh.GetProxyListenPort())
-	other := BlackHoleCluster
-	if v.scope.AllowAny {
-		other = PassthroughCluster
-	}
+	other := v.unknownCluster()
 	l := v.captured(virtualOutbound, port, corev3.TrafficDirection_OUTBOUND)
 	l.UseOriginalDst = boolean(true)
 	l.FilterChains = []*listenerv3.FilterChain{
@@ -125,15 +78,15 @@ func blackHoleChain(v view, name string, t traffic) *listenerv3.FilterChain {
 func virtualInboundListener(v view) *listenerv3.Listener {
 	port := uint32(v.s.Mesh.GetProxyInboundListenPort())
 	l := v.captured(virtualInbound, port, corev3.TrafficDirection_INBOUND)
-	l.ListenerFilters = []*listenerv3.ListenerFilter{
-		listenerFilter("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{}),
-		tlsInspector(),
-	}
-	l.ListenerFiltersTimeout = duration(sniffTimeout)
-	l.ContinueOnListenerFiltersTimeout = true
+	v.boundSniffing(l)
 	l.FilterChains = []*listenerv3.FilterChain{blackHoleChain(v, "virtualInbound-blackhole", traffic{side: inboundSide, port: port})}
+	var declared []uint32
 	for _, p := range v.inboundPorts() {
-		for _, chain := range v.inboundChains(p).chains {
+		set := v.inboundChains(p)
+		if !set.sniffHTTP {
+			declared = append(declared, p.number)
+		}
+		for _, chain := range set.chains {
 			if chain.FilterChainMatch == nil {
 				chain.FilterChainMatch = &listenerv3.FilterChainMatch{}
 			}
@@ -142,6 +95,11 @@ func virtualInboundListener(v view) *listenerv3.Listener {
 		}
 	}
 	l.FilterChains = append(l.FilterChains, unlistedChains(v)...)
+	l.ListenerFilters = []*listenerv3.ListenerFilter{
+		listenerFilter("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{}),
+		tlsInspector(),
+		onlyOn(httpInspector(), declared),
+	}
 	return l
 }
 
@@ -163,11 +121,9 @@ func unlistedChains(v view) []*listenerv3.FilterChain {
 
 // passthroughChains lead to where the connection was going, for one port; 0 is every port without chains of its own.
 func passthroughChains(v view, port uint32) []*listenerv3.FilterChain {
-	in := inboundPort{number: port, protocol: registry.TCP}
-	chains := v.inboundChains(in).chains
+	chains := v.inboundChains(inboundPort{number: port, protocol: registry.Undeclared, unlisted: true}).chains
 	for _, chain := range chains {
 		chain.Name = "virtualInbound-catchall-" + chain.Name
-		chain.Filters = v.tcpFilters(in.traffic(chain.GetTransportSocket() != nil), inboundPassthroughCluster, toCluster(inboundPassthroughCluster))
 		if port != 0 {
 			if chain.FilterChainMatch == nil {
 				chain.FilterChainMatch = &listenerv3.FilterChainMatch{}
@@ -180,12 +136,13 @@ func passthroughChains(v view, port uint32) []*listenerv3.FilterChain {
 
 func (redirect) routeNames(v view) []string {
 	var out []string
-	seen := map[uint32]bool{}
+	seen := map[string]bool{}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			if port.Protocol.IsHTTP() && !seen[port.Number] {
-				seen[port.Number] = true
-				out = append(out, strconv.FormatUint(uint64(port.Number), 10))
+			name := gateRoute(svc, port)
+			if port.Protocol.MayBeHTTP() && !seen[name] {
+				seen[name] = true
+				out = append(out, name)
 			}
 		}
 	}
@@ -198,7 +155,7 @@ func (redirect) route(v view, name string) (*xds.Resource, error) {
 	}
 	port, err := strconv.ParseUint(name, 10, 16)
 	if err != nil {
-		return nil, nil
+		return v.serviceRoute(name)
 	}
 	return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
 		return v.routesOf(&routev3.RouteConfiguration{
@@ -225,7 +182,7 @@ func (v view) portHosts(number uint32) []planned {
 	full := map[*registry.Service][]string{}
 	var services []*registry.Service
 	for _, svc := range v.scope.Services {
-		if port, ok := svc.Port(number); ok && port.Protocol.IsHTTP() {
+		if port, ok := svc.Port(number); ok && port.Protocol.MayBeHTTP() {
 			services = append(services, svc)
 			full[svc] = taken.take(svc.Hostname)
 		}
@@ -258,6 +215,7 @@ func (redirect) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 	for _, name := range []string{inboundPassthroughCluster, PassthroughCluster} {
 		c := &clusterv3.Cluster{Name: name, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil)}
 		originalDestination(c)
+		setHTTPOptions(c, asCalled())
 		out = append(out, c)
 	}
 	out[len(out)-2].UpstreamBindConfig = p.fromCapturedSource()

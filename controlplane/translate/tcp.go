@@ -1,6 +1,10 @@
 package translate
 
 import (
+	"net/netip"
+	"slices"
+	"strconv"
+
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	tcpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	networking "istio.io/api/networking/v1alpha3"
@@ -23,6 +27,7 @@ func (v view) tcpFilters(t traffic, statPrefix string, to []share) []*listenerv3
 	if t.side != outboundSide {
 		out = append(out, v.networkRBAC()...)
 	}
+	out = append(out, v.tellsBytes(to)...)
 	return append(out, v.tcpProxy(t, statPrefix, to))
 }
 
@@ -52,20 +57,142 @@ func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Fi
 // tcpShares is where a sidecar sends connections to a service's port: what the first TCP route of its VirtualService
 // that matches says, or the service itself.
 func (v view) tcpShares(svc *registry.Service, port uint32) []share {
-	vs := v.scope.VirtualService(svc.Hostname)
-	r := v.routing(snapshot.MeshGateway, port)
-	if vs != nil {
-		for _, route := range vs.Spec.GetTcp() {
-			if r.matchesTCP(vs, route.GetMatch()) {
-				return r.shares(vs, route.GetRoute())
-			}
+	declared, _ := svc.Port(port)
+	at := wildcard(port)
+	if len(svc.Addresses) > 0 {
+		at = netip.AddrPortFrom(svc.Addresses[0], uint16(port))
+	}
+	for _, c := range v.connectionRoutes(svc, declared, traffic{}, at) {
+		if c.match.all() {
+			return c.to
 		}
 	}
 	return toCluster(OutboundCluster(svc.Hostname, "", port))
 }
 
-// matchesTCP says whether one of the conditions is met; subnets are not looked at, as no client of a listener of its own
-// has one.
+// connectionRoutes are where connections to a service's port go that arrive at an address, the special ones before the
+// others: what its VirtualService says for TLS by the name that is called, what it says for TCP, and else to the service
+// itself.
+func (v view) connectionRoutes(svc *registry.Service, port registry.Port, t traffic, at netip.AddrPort) []gateChain {
+	r := v.routing(snapshot.MeshGateway, port.Number)
+	own := OutboundCluster(svc.Hostname, "", port.Number)
+	var out []gateChain
+	add := func(match connectionMatch, to []share) {
+		out = append(out, gateChain{name: strconv.Itoa(len(out)) + "_" + svc.Hostname, stat: own, match: match, traffic: t, to: to})
+	}
+	if vs := v.scope.VirtualService(svc.Hostname); vs != nil {
+		for _, route := range vs.Spec.GetTls() {
+			for _, m := range route.GetMatch() {
+				if match, ok := r.matchTLS(vs, m, at); ok {
+					add(match, r.shares(vs, route.GetRoute()))
+				}
+			}
+		}
+		for _, route := range vs.Spec.GetTcp() {
+			for _, match := range r.matchTCP(vs, v.p.Address, route.GetMatch(), at) {
+				add(match, r.shares(vs, route.GetRoute()))
+				if match.all() {
+					return out
+				}
+			}
+		}
+	}
+	switch {
+	case !at.Addr().IsUnspecified():
+		add(connectionMatch{}, toCluster(own))
+	case port.Protocol == registry.TLS || port.Protocol == registry.HTTPS:
+		add(connectionMatch{names: []string{svc.Hostname}}, toCluster(own))
+	case svc.Headless():
+		if subnets := v.endpointSubnets(svc, port.Number); len(subnets) > 0 {
+			add(connectionMatch{subnets: subnets}, toCluster(own))
+		}
+	default:
+		add(connectionMatch{}, toCluster(own))
+	}
+	return out
+}
+
+// endpointSubnets are the addresses of a service's endpoints, where callers connect to these themselves.
+func (v view) endpointSubnets(svc *registry.Service, port uint32) []netip.Prefix {
+	var out []netip.Prefix
+	if instances := v.s.Instances(svc); instances != nil {
+		for _, e := range instances.Endpoints {
+			if addr, err := netip.ParseAddr(e.Address); err == nil && e.ServicePort == port {
+				out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out)
+}
+
+// matchTLS is what is left of a condition for connections that arrive at an address.
+func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAttributes, at netip.AddrPort) (connectionMatch, bool) {
+	if !r.concerns(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
+		return connectionMatch{}, false
+	}
+	subnets, ok := reaching(m.GetDestinationSubnets(), at)
+	match := connectionMatch{names: m.GetSniHosts(), subnets: subnets}
+	if slices.Contains(match.names, "*") {
+		match.names = nil
+	}
+	return match, ok
+}
+
+// matchTCP are the conditions of a route that connections from an address, which arrive at another, may meet.
+func (r routing) matchTCP(vs *snapshot.VirtualService, from netip.Addr, matches []*networking.L4MatchAttributes, at netip.AddrPort) []connectionMatch {
+	if len(matches) == 0 {
+		return []connectionMatch{{}}
+	}
+	var out []connectionMatch
+	for _, m := range matches {
+		if !r.concerns(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) || !within(m.GetSourceSubnet(), from) {
+			continue
+		}
+		if subnets, ok := reaching(m.GetDestinationSubnets(), at); ok {
+			out = append(out, connectionMatch{subnets: subnets})
+		}
+	}
+	return out
+}
+
+// reaching says whether connections that arrive at an address can be for one of the subnets; where they arrive from all
+// addresses, Envoy has to look at the subnets that are left.
+func reaching(written []string, at netip.AddrPort) (left []netip.Prefix, ok bool) {
+	if len(written) == 0 {
+		return nil, true
+	}
+	for _, text := range written {
+		subnet, valid := subnetOf(text)
+		switch {
+		case !valid:
+		case at.Addr().IsUnspecified():
+			left = append(left, subnet)
+		case subnet.Contains(at.Addr()):
+			return nil, true
+		}
+	}
+	return left, len(left) > 0
+}
+
+func within(written string, addr netip.Addr) bool {
+	if written == "" {
+		return true
+	}
+	subnet, ok := subnetOf(written)
+	return ok && subnet.Contains(addr)
+}
+
+// subnetOf reads an address or a block.
+func subnetOf(text string) (netip.Prefix, bool) {
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return netip.PrefixFrom(addr, addr.BitLen()), true
+	}
+	prefix, err := netip.ParsePrefix(text)
+	return prefix.Masked(), err == nil
+}
+
+// matchesTCP says whether one of the conditions is met at a gateway, where no subnets are looked at.
 func (r routing) matchesTCP(vs *snapshot.VirtualService, matches []*networking.L4MatchAttributes) bool {
 	if len(matches) == 0 {
 		return true

@@ -129,7 +129,7 @@ func (v view) httpProxyHosts() []planned {
 	var hosts []planned
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			if !port.Protocol.IsHTTP() {
+			if !port.Protocol.MayBeHTTP() {
 				continue
 			}
 			names := append(full[hostPort{svc, port.Number}], taken.take(atPort(v.shortNames(svc), port.Number)...)...)
@@ -156,7 +156,7 @@ func (v view) fullNames(taken domains) map[hostPort][]string {
 	out := map[hostPort][]string{}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			if port.Protocol.IsHTTP() {
+			if port.Protocol.MayBeHTTP() {
 				out[hostPort{svc, port.Number}] = taken.take(atPort([]string{svc.Hostname}, port.Number)...)
 			}
 		}

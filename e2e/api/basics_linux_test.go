@@ -10,7 +10,7 @@ import (
 func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 	runRows(t, []row{
 		{name: "http and its other versions", check: func(w *world, host string) error {
-			for _, port := range []string{"80", "82"} {
+			for _, port := range []string{"80", "81", "82"} {
 				for _, h2 := range []bool{false, true} {
 					got, err := w.ask("client", request{URL: "http://" + host + ":" + port + "/a?b=c", H2: h2})
 					if err != nil {
@@ -24,7 +24,7 @@ func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 			return nil
 		}},
 		{name: "tcp and server first", check: func(w *world, host string) error {
-			for port, lines := range map[string]int{"9000": 1, "3306": 2} {
+			for port, lines := range map[string]int{"9000": 1, "9001": 1, "3306": 2, "3307": 2} {
 				heard, err := w.say("client", host+":"+port, "hello", lines)
 				if err != nil {
 					return fmt.Errorf("port %s: %w", port, err)
@@ -35,10 +35,39 @@ func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 			}
 			return nil
 		}},
+		{name: "grpc and tls on undeclared ports", docs: `
+apiVersion: v1
+kind: Service
+metadata: {name: $HOST-more}
+spec:
+  selector: {app: server}
+  ports: [{name: a, port: 7001, targetPort: 7000}, {name: b, port: 8444, targetPort: 8443}]
+`, check: func(w *world, host string) error {
+			if server, err := w.checkGRPC("client", host+"-more:7001"); err != nil || server == "" {
+				return fmt.Errorf("%q answered, %v", server, err)
+			}
+			got, err := w.getTLS("client", host+"-more:8444", "server.example")
+			if err == nil && got.Server == "" {
+				err = fmt.Errorf("%s", toJSON(got))
+			}
+			return err
+		}},
 		{name: "grpc", check: func(w *world, host string) error {
 			server, err := w.checkGRPC("client", host+":7000")
 			if err == nil && server != "v1" && server != "v2" {
 				err = fmt.Errorf("%q answered", server)
+			}
+			return err
+		}},
+		{name: "what no service lists", docs: ``, check: func(w *world, host string) error {
+			// By the address of the workload, so that nobody tells what the port speaks, nor whether a sidecar is there.
+			to := w.instance("guarded").Proxy.String()
+			if got, err := w.expect(200, "client", "http://"+to+":8082/x"); err != nil || got.Server != "guarded" {
+				return fmt.Errorf("%s %w", toJSON(got), err)
+			}
+			heard, err := w.say("client", to+":9000", "hello", 1)
+			if err == nil && heard[0] != "guarded heard hello" {
+				err = fmt.Errorf("%q", heard)
 			}
 			return err
 		}},

@@ -88,7 +88,7 @@ func (r row) run(t *testing.T, w *world) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Errorf("%v\ntold: %v\nmesh: %s (while the test runs: log, istio/%s.yaml)", err, w.problemsOf(file), w.dir, host)
+			t.Errorf("%v\ntold: %v\nmesh: %s (while the test runs: log, istio/%s.yaml)\n%s", err, w.problemsOf(file), w.dir, host, w.endpointsAtClient(host))
 			if os.Getenv("PILOTFISH_API_HOLD") != "" { // to look into the mesh
 				time.Sleep(time.Hour)
 			}
@@ -130,6 +130,21 @@ func (w *world) problemsOf(file string) []string {
 		}
 	}
 	return told
+}
+
+// endpointsAtClient is what the caller's Envoy knows of the row's services.
+func (w *world) endpointsAtClient(host string) string {
+	got, err := w.get("client", "http://127.0.0.1:15000/clusters")
+	if err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for line := range strings.SplitSeq(got.Body, "\n") {
+		if strings.Contains(line, "|"+host) && (strings.Contains(line, "health_flags") || strings.Contains(line, "cx_total") || strings.Contains(line, "cx_connect_fail")) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // toJSON is for messages of failures.
