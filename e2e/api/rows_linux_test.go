@@ -62,7 +62,7 @@ func runRows(t *testing.T, rows []row) {
 var notName = regexp.MustCompile(`[^a-z0-9]+`)
 
 // patience is how long a row's documents have to be in force.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func (r row) run(t *testing.T, w *world) {
 	slices.Sort(r.alone) // so that no two rows wait for each other
@@ -94,7 +94,7 @@ func (r row) run(t *testing.T, w *world) {
 			}
 			return
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 	}
 }
 

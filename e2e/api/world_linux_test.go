@@ -52,14 +52,11 @@ spec:
   selector: {app: %s}
   ports:
   - {name: http, port: 80, targetPort: 8080}
-  - {name: undeclared, port: 81, targetPort: 8081}
   - {name: http2, port: 82, targetPort: 8082}
   - {name: grpc, port: 7000}
   - {name: tcp, port: 9000}
   - {name: tls, port: 443, targetPort: 8443}
   - {name: mysql, port: 3306}
-  - {name: untold, port: 9001}
-  - {name: unsaid, port: 3307}
   - {name: udp, port: 5300, protocol: UDP}
 `, name, app)
 }
