@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Provider finds an extension provider of a mesh configuration by its name; nil when there is none.
-func Provider(mesh *meshconfig.MeshConfig, name string) *meshconfig.MeshConfig_ExtensionProvider {
+// FindProvider finds an extension provider of a mesh configuration by its name; nil when there is none.
+func FindProvider(mesh *meshconfig.MeshConfig, name string) *meshconfig.MeshConfig_ExtensionProvider {
 	for _, p := range mesh.GetExtensionProviders() {
 		if p.GetName() == name {
 			return p
@@ -60,7 +60,7 @@ func (c *checker) custom(p Policy) {
 	say := func(message, remedy string) {
 		c.find(config.UnknownProvider, p.Resource, "spec.provider.name", name, message+": what the rules match is denied", remedy)
 	}
-	provider := Provider(c.w.mesh, name)
+	provider := FindProvider(c.w.mesh, name)
 	service, port := ProviderService(provider)
 	switch {
 	case provider == nil:

@@ -44,7 +44,7 @@ func (v view) authorizers() []authorizer {
 
 // authorizer finds one by its name; false when there is none, or no service that the proxy sees.
 func (v view) authorizer(name string) (authorizer, bool) {
-	p := snapshot.Provider(v.s.Mesh, name)
+	p := snapshot.FindProvider(v.s.Mesh, name)
 	service, port := snapshot.ProviderService(p)
 	if service == "" {
 		return authorizer{}, false
