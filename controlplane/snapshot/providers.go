@@ -37,12 +37,15 @@ func SplitProviderService(service string) (namespace, host string) {
 	return "", service
 }
 
-// addProviders lets a narrowed scope see who is to be asked.
+// addProviders lets a narrowed scope see who is to be asked, and told.
 func (w *world) addProviders(sc *Scope) {
 	for _, p := range w.mesh.GetExtensionProviders() {
-		if service, _ := ProviderService(p); service != "" {
-			_, host := SplitProviderService(service)
-			sc.targets[host] = struct{}{}
+		asked, _ := ProviderService(p)
+		told, _ := CollectorService(p)
+		for _, service := range []string{asked, told} {
+			if _, host := SplitProviderService(service); host != "" {
+				sc.targets[host] = struct{}{}
+			}
 		}
 	}
 }

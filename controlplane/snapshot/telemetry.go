@@ -46,13 +46,11 @@ func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemet
 
 // Provider finds a provider by its name; nil when there is none. Two exist in every mesh, unless it has others of their
 // names: "prometheus", and "envoy", which writes access logs to the standard output.
-func (t Telemetry) Provider(name string) *ExtensionProvider { return provider(t.mesh, name) }
+func (t Telemetry) Provider(name string) *ExtensionProvider { return telemetryProvider(t.mesh, name) }
 
-func provider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
-	for _, p := range mesh.GetExtensionProviders() {
-		if p.GetName() == name {
-			return p
-		}
+func telemetryProvider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
+	if p := Provider(mesh, name); p != nil {
+		return p
 	}
 	switch name {
 	case prometheusProvider:
@@ -275,4 +273,26 @@ func override(changes map[Metric]MetricChange, o *telemetry.MetricsOverrides) {
 		}
 		changes[metric] = c
 	}
+}
+
+// CollectorService is the service and port that a provider sends logs or spans to; "" when it is of another sort. The
+// service is a host, or namespace/host.
+func CollectorService(p *ExtensionProvider) (service string, port uint32) {
+	switch p := p.GetProvider().(type) {
+	case *meshconfig.MeshConfig_ExtensionProvider_Zipkin:
+		return p.Zipkin.GetService(), p.Zipkin.GetPort()
+	case *meshconfig.MeshConfig_ExtensionProvider_Datadog:
+		return p.Datadog.GetService(), p.Datadog.GetPort()
+	case *meshconfig.MeshConfig_ExtensionProvider_Skywalking:
+		return p.Skywalking.GetService(), p.Skywalking.GetPort()
+	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry:
+		return p.Opentelemetry.GetService(), p.Opentelemetry.GetPort()
+	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyHttpAls:
+		return p.EnvoyHttpAls.GetService(), p.EnvoyHttpAls.GetPort()
+	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyTcpAls:
+		return p.EnvoyTcpAls.GetService(), p.EnvoyTcpAls.GetPort()
+	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyOtelAls:
+		return p.EnvoyOtelAls.GetService(), p.EnvoyOtelAls.GetPort()
+	}
+	return "", 0
 }

@@ -1,0 +1,160 @@
+package translate_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// series finds the samples of an Envoy's metric whose labels have all of the given ones.
+func (e *envoy) series(metric string, labels ...string) []string {
+	var out []string
+	for _, line := range strings.Split(e.get("/stats/prometheus?usedonly"), "\n") {
+		if !strings.HasPrefix(line, metric+"{") {
+			continue
+		}
+		all := true
+		for _, l := range labels {
+			name, value, _ := strings.Cut(l, "=")
+			all = all && regexp.MustCompile(`[{,]`+name+`="`+regexp.QuoteMeta(value)+`"`).MatchString(line)
+		}
+		if all {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+func (e *envoy) counts(value, metric string, labels ...string) {
+	e.t.Helper()
+	eventually(e.t, func() string {
+		found := e.series(metric, labels...)
+		if len(found) == 1 && strings.HasSuffix(found[0], " "+value) {
+			return ""
+		}
+		return fmt.Sprintf("%s%v is not %s:\n%s\nof\n%s", metric, labels, value, strings.Join(found, "\n"), strings.Join(e.series(metric), "\n"))
+	})
+}
+
+// measuringEnvoys runs a test with the Envoys that have the mesh's standard metrics.
+func measuringEnvoys(t *testing.T, network int, run func(t *testing.T, version string, network int)) {
+	for i, version := range []string{testenv.EnvoyVersion, "1.38.3"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			run(t, version, network+10*i)
+		})
+	}
+}
+
+// TestStandardMetricsTellWhoCalledWhom from both sides, of requests and connections, as documents change them.
+func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
+	measuringEnvoys(t, 176, func(t *testing.T, version string, network int) {
+		w := newWorld(t, version, network, pair)
+		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/bad" {
+				rw.WriteHeader(http.StatusTeapot)
+			}
+			fmt.Fprintf(rw, "peer=%q", r.Header.Get("X-Pilotfish-Peer"))
+		})
+		echo := w.listen("NET.2.2:3306")
+		go func() {
+			for {
+				c, err := echo.Accept()
+				if err != nil {
+					return
+				}
+				go func() { defer c.Close(); _, _ = io.Copy(c, c) }()
+			}
+		}()
+		client, server := w.proxy(clientNode+" version=v7", "front/client"), w.proxy(serverNode, "back/server")
+		const known = "client"
+		caller := known
+		if version != testenv.EnvoyVersion {
+			caller = "unknown" // such an Envoy cannot bound what callers say of themselves
+		}
+
+		w.expect(200, `peer=""`, func() answer { return w.through(clientPort, serverURL, "X-Pilotfish-Peer=me;myself;i;and;me;too") })
+		w.expect(418, "", func() answer { return w.through(clientPort, "http://server.back/bad") })
+		both := []string{"destination_workload=server-1", "destination_workload_namespace=back", "destination_app=server", "destination_version=v1",
+			"destination_service=server.back.svc.cluster.local", "destination_service_name=server", "destination_service_namespace=back",
+			"destination_canonical_service=server", "destination_canonical_revision=v1", "request_protocol=http", "response_flags=-",
+			"source_principal=spiffe://cluster.local/ns/front/sa/client", "destination_principal=spiffe://cluster.local/ns/back/sa/server"}
+		client.counts("1", "envoy_istio_requests_total", append(both, "reporter=source", "response_code=200", "source_workload=client",
+			"source_workload_namespace=front", "source_app=client", "source_canonical_service=client", "source_version=v7", "connection_security_policy=unknown")...)
+		client.counts("1", "envoy_istio_requests_total", append(both, "reporter=source", "response_code=418")...)
+		server.counts("1", "envoy_istio_requests_total", append(both, "reporter=destination", "response_code=200",
+			"source_workload="+caller, "connection_security_policy=mutual_tls")...)
+		if caller == known {
+			server.counts("1", "envoy_istio_requests_total", "response_code=418", "source_workload=client", "source_workload_namespace=front",
+				"source_app=client", "source_version=v7", "source_canonical_service=client", "source_canonical_revision=v7")
+		}
+		for _, metric := range []string{"request_duration_milliseconds", "request_bytes", "response_bytes"} {
+			server.counts("1", "envoy_istio_"+metric+"_count", "reporter=destination", "response_code=200", "source_workload="+caller,
+				"destination_service=server.back.svc.cluster.local")
+		}
+
+		// In plaintext nobody's word is taken.
+		w.expect(200, `peer=""`, func() answer { return w.through("", "http://NET.2.1:8080/x", "X-Pilotfish-Peer=a;b;c;d;e;f") })
+		server.counts("1", "envoy_istio_requests_total", "connection_security_policy=none", "source_workload=unknown", "source_principal=unknown")
+
+		w.talk("NET.1.16:3306", "hello")
+		client.counts("1", "envoy_istio_tcp_connections_opened_total", "reporter=source", "destination_workload=server-1", "request_protocol=tcp")
+		client.counts("1", "envoy_istio_tcp_connections_closed_total", "reporter=source", "destination_service_name=server")
+		server.counts("5", "envoy_istio_tcp_received_bytes_total", "source_principal=spiffe://cluster.local/ns/front/sa/client", "connection_security_policy=mutual_tls")
+		server.counts("5", "envoy_istio_tcp_sent_bytes_total", "reporter=destination", "destination_service_name=server")
+
+		// A document changes labels, and turns one metric off on one side.
+		w.change(`
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: all, namespace: istio-system}
+spec:
+  metrics:
+  - overrides:
+    - tagOverrides: {response_flags: {operation: REMOVE}, path: {value: request.path}, kind: {value: "response.code > 400 ? 'bad' : 'good'"}}
+    - match: {metric: REQUEST_COUNT, mode: CLIENT}
+      disabled: true
+`)
+		w.expect(200, "", func() answer { return w.through(clientPort, "http://server.back/changed") })
+		eventually(t, func() string {
+			if len(server.series("envoy_istio_requests_total", "path=/changed", "kind=good", "response_code=200")) == 1 {
+				return ""
+			}
+			_ = w.through(clientPort, "http://server.back/changed")
+			return strings.Join(server.series("envoy_istio_requests_total"), "\n")
+		})
+		if found := server.series("envoy_istio_requests_total", "path=/changed", "response_flags=-"); len(found) > 0 {
+			t.Errorf("a label that was removed is there: %v", found)
+		}
+		if found := client.series("envoy_istio_requests_total", "path=/changed"); len(found) > 0 {
+			t.Errorf("a metric that is disabled is there: %v", found)
+		}
+		server.settled()
+	})
+}
+
+// talk sends text on a connection, and hears it back.
+func (w *world) talk(address, text string) {
+	w.t.Helper()
+	eventually(w.t, func() string {
+		c, err := net.DialTimeout("tcp", w.text(address), 5*time.Second)
+		if err != nil {
+			return err.Error()
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_, _ = io.WriteString(c, text)
+		back := make([]byte, len(text))
+		if _, err := io.ReadFull(c, back); err != nil || string(back) != text {
+			return fmt.Sprintf("%q %v", back, err)
+		}
+		return ""
+	})
+}
