@@ -49,7 +49,7 @@ func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemet
 func (t Telemetry) Provider(name string) *ExtensionProvider { return telemetryProvider(t.mesh, name) }
 
 func telemetryProvider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
-	if p := Provider(mesh, name); p != nil {
+	if p := FindProvider(mesh, name); p != nil {
 		return p
 	}
 	switch name {
