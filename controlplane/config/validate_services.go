@@ -156,32 +156,6 @@ func (s scope) workloadFacts(we *networking.WorkloadEntry) {
 	}
 }
 
-func validateSidecar(s scope, sc *networking.Sidecar) {
-	s.field("workloadSelector").field("labels").labels(sc.GetWorkloadSelector().GetLabels())
-	if len(sc.GetEgress()) == 0 && len(sc.GetIngress()) == 0 && sc.GetOutboundTrafficPolicy() == nil && sc.GetInboundConnectionPool() == nil {
-		s.warn("", "the Sidecar says nothing", "list what its workloads call: egress with hosts")
-	}
-	for i, listener := range sc.GetEgress() {
-		at := s.item("egress", i)
-		if len(listener.GetHosts()) == 0 {
-			at.field("hosts").refuse("", "no hosts", "list those that the workloads call, as in \"./*\"; \"~/*\" is none")
-		}
-		for j, host := range listener.GetHosts() {
-			at.item("hosts", j).egressHost(host)
-		}
-		if listener.GetPort() != nil {
-			at.field("port").field("number").port(listener.GetPort().GetNumber())
-		}
-	}
-	for i, listener := range sc.GetIngress() {
-		if listener.GetPort() == nil {
-			s.item("ingress", i).field("port").refuse("", "no port", "give the port to listen on")
-		} else {
-			s.item("ingress", i).field("port").field("number").port(listener.GetPort().GetNumber())
-		}
-	}
-}
-
 func (s scope) egressHost(host string) {
 	namespace, name, ok := strings.Cut(host, "/")
 	switch {

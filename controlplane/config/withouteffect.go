@@ -34,8 +34,4 @@ var withoutEffect = map[protoreflect.FullName]note{
 	"istio.networking.v1alpha3.Server.default_endpoint":                             {remedy: noSubstitute},
 	"istio.networking.v1alpha3.Port.target_port":                                    {remedy: "set targetPort on the Service of the gateway workload"},
 	"istio.networking.v1alpha3.WorkloadEntry.network":                               {why: ": all networks are taken to reach one another", remedy: noSubstitute},
-	"istio.networking.v1alpha3.Sidecar.inbound_connection_pool":                     {remedy: noSubstitute},
-	"istio.networking.v1alpha3.IstioEgressListener.bind":                            {remedy: noSubstitute},
-	"istio.networking.v1alpha3.IstioEgressListener.capture_mode":                    {remedy: noSubstitute},
-	"istio.networking.v1alpha3.OutboundTrafficPolicy.egress_proxy":                  {why: ": calls to unknown hosts go out directly", remedy: "set mode: REGISTRY_ONLY, and list the hosts by ServiceEntry"},
 }

@@ -50,3 +50,8 @@ func entryProtocol(protocol, name string, number uint32) Protocol {
 	}
 	return namedProtocol(name, number)
 }
+
+// ProtocolOf is what a port that documents describe speaks: its protocol, else by its name or number.
+func ProtocolOf(protocol, name string, number uint32) Protocol {
+	return entryProtocol(protocol, name, number)
+}

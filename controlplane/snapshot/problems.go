@@ -279,13 +279,7 @@ func (c *checker) credential(r *config.Resource, field, name string) {
 func (c *checker) sidecars() {
 	for _, r := range c.s.resources[config.Sidecar] {
 		spec := r.Spec.(*networking.Sidecar)
-		if len(spec.GetIngress()) > 0 {
-			c.warn(r, "spec.ingress", "", "ingress listeners are not supported: inbound ports are those of the workload's services", "remove the field")
-		}
 		for i, listener := range spec.GetEgress() {
-			if listener.GetPort() != nil {
-				c.warn(r, fmt.Sprintf("spec.egress[%d].port", i), "", "egress listeners of their own port are not supported: the hosts are seen on all ports", "remove the field")
-			}
 			for j, host := range listener.GetHosts() {
 				c.egressHost(r, fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), host)
 			}

@@ -35,6 +35,7 @@ type Scope struct {
 	rules    map[*registry.Service]*DestinationRule
 	vsByHost hostTable[*VirtualService]
 	egress   egressHosts
+	perPort  *perPort            // where a Sidecar has listeners of ports
 	memory   sync.Map            // what others derived of the scope, by their keys
 	targets  map[string]struct{} // hosts that the rules route to, where a Sidecar narrows the scope
 }
@@ -169,7 +170,7 @@ func (w *world) newScope(namespace string, sidecar *config.Resource) *Scope {
 	egress := everything
 	if sidecar != nil {
 		spec := sidecar.Spec.(*networking.Sidecar)
-		egress = newEgress(spec, namespace)
+		egress, sc.perPort = newEgress(spec, namespace), newPerPort(spec, namespace)
 		if p := spec.GetOutboundTrafficPolicy(); p != nil {
 			sc.AllowAny = p.GetMode() == networking.OutboundTrafficPolicy_ALLOW_ANY
 		}
@@ -232,6 +233,9 @@ func (w *world) addServices(sc *Scope) {
 			}
 		}
 		w.addProviders(sc)
+		if _, host := sc.EgressProxy(); host != "" {
+			sc.targets[host] = struct{}{}
+		}
 	}
 	for i := 0; i < len(w.services); {
 		host := w.services[i].Hostname

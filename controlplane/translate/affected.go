@@ -193,7 +193,7 @@ func (a *affected) virtualService(r *config.Resource, spec *networking.VirtualSe
 
 // routes adds the virtual hosts of the hosts that rules are for.
 func (a *affected) routes(r *config.Resource, spec *networking.VirtualService) {
-	if !a.p.HostsApart || len(a.p.Upstreams) > 0 {
+	if !a.p.HostsApart || len(a.p.Upstreams) > 0 || a.hasEgressRoutes() {
 		a.all(xds.RouteType)
 	}
 	if !a.p.HostsApart {

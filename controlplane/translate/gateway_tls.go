@@ -14,9 +14,13 @@ import (
 // gatewayTLS is the TLS that ends at a server; nil when it has no certificate to show, or nobody to sign those of
 // the clients that it asks for.
 func (v view) gatewayTLS(s server) *corev3.TransportSocket {
-	settings := s.spec.GetTls()
+	return v.endTLS(s.spec.GetTls(), s.httpsHTTP())
+}
+
+// endTLS ends TLS as the settings of a server say.
+func (v view) endTLS(settings *networking.ServerTLSSettings, http bool) *corev3.TransportSocket {
 	common := &tlsv3.CommonTlsContext{TlsParams: serverVersions(settings), AlpnProtocols: inboundHTTPProtocol}
-	if !s.httpsHTTP() {
+	if !http {
 		common.AlpnProtocols = nil
 	}
 	context := &tlsv3.DownstreamTlsContext{CommonTlsContext: common, RequireClientCertificate: boolean(false)}

@@ -11,6 +11,8 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 
+	networking "istio.io/api/networking/v1alpha3"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -22,6 +24,8 @@ type inboundPort struct {
 	protocol registry.Protocol
 	// unlisted: no service lists the port. Number 0 is all ports that have no chains of their own.
 	unlisted bool
+	// ingress is what the workload's Sidecar says of the port; nil where it lists no ports.
+	ingress *networking.IstioIngressListener
 }
 
 // as is the port where it is known what a connection speaks.
@@ -48,6 +52,9 @@ func (p inboundPort) route() string {
 // inboundPorts are the workload's ports, by number. Of two services that list one port, the first by name says what it
 // speaks.
 func (v view) inboundPorts() []inboundPort {
+	if listed := v.ingressPorts(); listed != nil {
+		return listed
+	}
 	var out []inboundPort
 	seen := map[uint32]bool{}
 	for _, svc := range v.s.LocalServices(v.p.Namespace, v.p.Labels) {
@@ -116,6 +123,7 @@ func (v view) inboundChains(port inboundPort) chainSet {
 	case snapshot.Strict:
 		return chainSet{chains: []*listenerv3.FilterChain{mtls}}
 	case snapshot.Disable:
+		plain.TransportSocket = v.ingressTLS(port)
 		return chainSet{chains: []*listenerv3.FilterChain{plain}}
 	}
 	// Only what sidecars offer is taken for the mesh's TLS: the workload's own TLS passes as it is.
@@ -287,5 +295,6 @@ func inboundCluster(v view, port inboundPort) *clusterv3.Cluster {
 	case port.protocol.IsHTTP():
 		setHTTPOptions(c, plainHTTPOptions(port.protocol.IsHTTP2()))
 	}
+	bounded(c, port, v.inboundPool(port))
 	return c
 }

@@ -2,6 +2,7 @@ package translate
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -40,11 +41,13 @@ func (none) listeners(v view) []*listenerv3.Listener {
 			out = append(out, l)
 		}
 	}
+	out = append(out, v.boundListeners(taken)...)
 	for _, port := range v.inboundPorts() {
-		at := netip.AddrPortFrom(v.p.Address, uint16(port.number))
+		at, _ := v.ownListener(port)
 		if taken[at] {
 			continue
 		}
+		taken[at] = true
 		l := listener(at, corev3.TrafficDirection_INBOUND)
 		v.inboundChains(port).apply(v, l)
 		out = append(out, l)
@@ -107,7 +110,7 @@ func (none) routeNames(v view) []string {
 			names = append(names, name)
 		}
 	}
-	return append(names, v.inboundRoutes()...)
+	return slices.Concat(names, v.egressRoutes(), v.inboundRoutes())
 }
 
 func (none) route(v view, name string) (*xds.Resource, error) {
@@ -118,6 +121,9 @@ func (none) route(v view, name string) (*xds.Resource, error) {
 	}
 	if strings.HasPrefix(name, "inbound|") {
 		return v.inboundRoute(name)
+	}
+	if strings.HasPrefix(name, egressPrefix) {
+		return v.egressRoute(name)
 	}
 	return v.serviceRoute(name)
 }
@@ -155,6 +161,10 @@ func (none) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
 	var out []*clusterv3.Cluster
 	for _, port := range v.inboundPorts() {
 		c := inboundCluster(v, port)
+		if v.toWorkload(c, port) {
+			out = append(out, c)
+			continue
+		}
 		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
 		c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: c.Name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
 			LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{

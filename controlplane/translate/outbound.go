@@ -60,7 +60,9 @@ func outboundListeners(v view) []*listenerv3.Listener {
 	all := gates{at: map[netip.AddrPort]*gate{}}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			v.openGates(&all, svc, port)
+			if v.scope.SeesAt(svc, port.Number) {
+				v.openGates(&all, svc, port)
+			}
 		}
 	}
 	out := make([]*listenerv3.Listener, 0, len(all.order))
@@ -234,8 +236,11 @@ func (v view) connectionChain(g *gate, name string, c gateChain) *listenerv3.Fil
 
 // unknownCluster is where connections go that no service claims.
 func (v view) unknownCluster() string {
-	if v.scope.AllowAny {
-		return PassthroughCluster
+	if !v.scope.AllowAny {
+		return BlackHoleCluster
 	}
-	return BlackHoleCluster
+	if proxy, host := v.scope.EgressProxy(); proxy != nil {
+		return OutboundCluster(host, proxy.GetSubset(), proxy.GetPort().GetNumber())
+	}
+	return PassthroughCluster
 }

@@ -2,6 +2,7 @@ package translate
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -47,6 +48,16 @@ func (v view) onAllAddresses(l *listenerv3.Listener, port uint32) *listenerv3.Li
 
 func (redirect) listeners(v view) []*listenerv3.Listener {
 	out := outboundListeners(v)
+	taken := map[netip.AddrPort]bool{}
+	out = append(out, v.boundListeners(taken)...)
+	for _, port := range v.inboundPorts() {
+		if at, own := v.ownListener(port); own && !taken[at] {
+			taken[at] = true
+			l := listener(at, corev3.TrafficDirection_INBOUND)
+			v.inboundChains(port).apply(v, l)
+			out = append(out, l)
+		}
+	}
 	return append(out, virtualOutboundListener(v), virtualInboundListener(v))
 }
 
@@ -82,6 +93,9 @@ func virtualInboundListener(v view) *listenerv3.Listener {
 	l.FilterChains = []*listenerv3.FilterChain{blackHoleChain(v, "virtualInbound-blackhole", traffic{side: inboundSide, port: port})}
 	var declared []uint32
 	for _, p := range v.inboundPorts() {
+		if _, own := v.ownListener(p); own {
+			continue
+		}
 		set := v.inboundChains(p)
 		if !set.sniffHTTP {
 			declared = append(declared, p.number)
@@ -140,18 +154,21 @@ func (redirect) routeNames(v view) []string {
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
 			name := gateRoute(svc, port)
-			if port.Protocol.MayBeHTTP() && !seen[name] {
+			if port.Protocol.MayBeHTTP() && !seen[name] && v.scope.SeesAt(svc, port.Number) {
 				seen[name] = true
 				out = append(out, name)
 			}
 		}
 	}
-	return append(out, v.inboundRoutes()...)
+	return slices.Concat(out, v.egressRoutes(), v.inboundRoutes())
 }
 
 func (redirect) route(v view, name string) (*xds.Resource, error) {
 	if strings.HasPrefix(name, "inbound|") {
 		return v.inboundRoute(name)
+	}
+	if strings.HasPrefix(name, egressPrefix) {
+		return v.egressRoute(name)
 	}
 	port, err := strconv.ParseUint(name, 10, 16)
 	if err != nil {
@@ -178,14 +195,21 @@ func (v view) portPlan(number uint32) *hostPlan {
 
 // portHosts are the virtual hosts of the services that have an HTTP port of this number.
 func (v view) portHosts(number uint32) []planned {
-	taken := domains{}
-	full := map[*registry.Service][]string{}
 	var services []*registry.Service
 	for _, svc := range v.scope.Services {
-		if port, ok := svc.Port(number); ok && port.Protocol.MayBeHTTP() {
+		if port, ok := svc.Port(number); ok && port.Protocol.MayBeHTTP() && v.scope.SeesAt(svc, number) {
 			services = append(services, svc)
-			full[svc] = taken.take(svc.Hostname)
 		}
+	}
+	return v.hostsAt(services, number)
+}
+
+// hostsAt are the virtual hosts of services at a port.
+func (v view) hostsAt(services []*registry.Service, number uint32) []planned {
+	taken := domains{}
+	full := map[*registry.Service][]string{}
+	for _, svc := range services {
+		full[svc] = taken.take(svc.Hostname)
 	}
 	var hosts []planned
 	for _, svc := range services {
@@ -208,8 +232,10 @@ func (redirect) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 	var out []*clusterv3.Cluster
 	for _, port := range v.inboundPorts() {
 		c := inboundCluster(v, port)
-		originalDestination(c)
-		c.UpstreamBindConfig = p.fromCapturedSource()
+		if !v.toWorkload(c, port) {
+			originalDestination(c)
+			c.UpstreamBindConfig = p.fromCapturedSource()
+		}
 		out = append(out, c)
 	}
 	for _, name := range []string{inboundPassthroughCluster, PassthroughCluster} {

@@ -129,7 +129,7 @@ func (v view) httpProxyHosts() []planned {
 	var hosts []planned
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			if !port.Protocol.MayBeHTTP() {
+			if !port.Protocol.MayBeHTTP() || !v.scope.SeesAt(svc, port.Number) {
 				continue
 			}
 			names := append(full[hostPort{svc, port.Number}], taken.take(atPort(v.shortNames(svc), port.Number)...)...)
@@ -156,7 +156,7 @@ func (v view) fullNames(taken domains) map[hostPort][]string {
 	out := map[hostPort][]string{}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			if port.Protocol.MayBeHTTP() {
+			if port.Protocol.MayBeHTTP() && v.scope.SeesAt(svc, port.Number) {
 				out[hostPort{svc, port.Number}] = taken.take(atPort([]string{svc.Hostname}, port.Number)...)
 			}
 		}
@@ -222,7 +222,7 @@ func (v view) otherHosts() *routev3.VirtualHost {
 	route := &routev3.Route{Name: "block_all", Match: everyPath(), Action: unknownHost()}
 	if v.scope.AllowAny {
 		route = &routev3.Route{Name: "allow_any", Match: everyPath(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: PassthroughCluster},
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: v.unknownCluster()},
 			Timeout:          duration(0),
 		}}}
 	}

@@ -1,0 +1,113 @@
+package config
+
+import (
+	"net/netip"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+func validateSidecar(s scope, sc *networking.Sidecar) {
+	s.field("workloadSelector").field("labels").labels(sc.GetWorkloadSelector().GetLabels())
+	if len(sc.GetEgress()) == 0 && len(sc.GetIngress()) == 0 && sc.GetOutboundTrafficPolicy() == nil && sc.GetInboundConnectionPool() == nil {
+		s.warn("", "the Sidecar says nothing", "list what its workloads call: egress with hosts")
+	}
+	for i, listener := range sc.GetEgress() {
+		s.item("egress", i).egress(listener)
+	}
+	ports := map[uint32]bool{}
+	for i, listener := range sc.GetIngress() {
+		s.item("ingress", i).ingress(listener)
+		number := listener.GetPort().GetNumber()
+		if ports[number] {
+			s.item("ingress", i).field("port").field("number").refuse(number, "another listener has this port", "remove one of the two")
+		}
+		ports[number] = true
+	}
+	if proxy := sc.GetOutboundTrafficPolicy().GetEgressProxy(); proxy != nil {
+		s.field("outboundTrafficPolicy").field("egressProxy").egressProxy(proxy)
+	}
+	if sc.GetInboundConnectionPool() != nil {
+		s.field("inboundConnectionPool").connectionPool(sc.GetInboundConnectionPool())
+	}
+}
+
+func (s scope) egress(listener *networking.IstioEgressListener) {
+	if len(listener.GetHosts()) == 0 {
+		s.field("hosts").refuse("", "no hosts", "list those that the workloads call, as in \"./*\"; \"~/*\" is none")
+	}
+	for j, host := range listener.GetHosts() {
+		s.item("hosts", j).egressHost(host)
+	}
+	if listener.GetPort() != nil {
+		s.field("port").sidecarPort(listener.GetPort())
+	} else if listener.GetBind() != "" {
+		s.field("bind").refuse(listener.GetBind(), "without a port there is nothing to listen on", "give the port")
+	}
+	s.field("bind").bind(listener.GetBind())
+}
+
+func (s scope) ingress(listener *networking.IstioIngressListener) {
+	if listener.GetPort() == nil {
+		s.field("port").refuse("", "no port", "give the port to listen on")
+		return
+	}
+	s.field("port").sidecarPort(listener.GetPort())
+	s.field("bind").bind(listener.GetBind())
+	s.field("defaultEndpoint").endpoint(listener.GetDefaultEndpoint())
+	if listener.GetConnectionPool() != nil {
+		s.field("connectionPool").connectionPool(listener.GetConnectionPool())
+	}
+	tls := listener.GetTls()
+	if tls == nil {
+		return
+	}
+	switch at := s.field("tls"); {
+	case tls.GetMode() != networking.ServerTLSSettings_SIMPLE && tls.GetMode() != networking.ServerTLSSettings_MUTUAL && tls.GetMode() != networking.ServerTLSSettings_OPTIONAL_MUTUAL:
+		at.field("mode").refuse(tls.GetMode(), "a sidecar ends TLS of its own, or the mesh's, which a PeerAuthentication is for", "SIMPLE, MUTUAL or OPTIONAL_MUTUAL")
+	case tls.GetHttpsRedirect():
+		at.field("httpsRedirect").refuse(true, "is for gateways", "remove it")
+	case tls.GetCredentialName() != "" || len(tls.GetCredentialNames()) > 0 || tls.GetCaCertCredentialName() != "":
+		at.field("credentialName").refuse(tls.GetCredentialName(), "Secrets are for gateways", "name files: serverCertificate, privateKey, caCertificates")
+	default:
+		at.serverTLS(tls)
+	}
+}
+
+func (s scope) sidecarPort(port *networking.SidecarPort) {
+	s.field("number").port(port.GetNumber())
+	if port.GetProtocol() != "" {
+		s.protocol(port.GetProtocol(), gatewayProtocols)
+	}
+}
+
+func (s scope) bind(address string) {
+	if address != "" && !isIP(address) {
+		s.refuse(address, "not an address that a sidecar listens on here", "give an IP address")
+	}
+}
+
+// endpoint checks an address of the workload.
+func (s scope) endpoint(text string) {
+	if text == "" {
+		return
+	}
+	const remedy = "127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the workload's own address, or unix:///PATH"
+	if path, ok := strings.CutPrefix(text, "unix://"); ok {
+		if !strings.HasPrefix(path, "/") || len(path) > 107 {
+			s.refuse(text, "not a socket's path", remedy)
+		}
+		return
+	}
+	at, err := netip.ParseAddrPort(text)
+	if err != nil || at.Port() == 0 || !at.Addr().IsLoopback() && !at.Addr().IsUnspecified() {
+		s.refuse(text, "not an address of the workload", remedy)
+	}
+}
+
+func (s scope) egressProxy(proxy *networking.Destination) {
+	s.field("host").host(proxy.GetHost())
+	if proxy.GetPort().GetNumber() == 0 {
+		s.field("port").refuse("", "no port", "give the port of the proxy: port.number")
+	}
+}
