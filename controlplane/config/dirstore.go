@@ -86,7 +86,7 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &DirStore{
-		table: newTable(cfg.Now), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check}, log: cfg.Logger,
+		table: newTable(undated), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check}, log: cfg.Logger,
 		files: map[string]*trackedFile{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
 		last: lastGood{file: cfg.LastGood},
 	}

@@ -70,8 +70,8 @@ type Resource struct {
 	Labels      map[string]string
 	Annotations map[string]string
 	// Created orders resources of which the oldest wins (VirtualServices of one host, for instance); ties are broken by
-	// namespace and name. Documents that were taken from a cluster bring theirs along; for others the store sets the time
-	// it first saw them.
+	// namespace and name. Documents that were taken from a cluster bring theirs along; other documents of files
+	// have none, and come first; what is put into a store by a program gets the time of that.
 	Created time.Time
 	// Origin is where the document begins; empty when it did not come from a file.
 	Origin Position

@@ -23,6 +23,10 @@ type table struct {
 	nextID        int
 }
 
+// undated is the time of creation of documents from files that do not tell one. When a file was first seen says nothing:
+// of two control planes over the same files, one may have started later, and both have to decide alike.
+func undated() time.Time { return time.Time{} }
+
 func newTable(now func() time.Time) *table {
 	if now == nil {
 		now = time.Now
