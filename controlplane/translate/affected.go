@@ -143,7 +143,7 @@ func (a *affected) resource(r *config.Resource) {
 		a.destinationRule(r, spec)
 	case *networking.Gateway:
 		if a.p.Type == Router && snapshot.Selects(spec.GetSelector(), a.p.Labels) {
-			a.all(xds.ListenerType, xds.RouteType, xds.VirtualHostType)
+			a.all(xds.SecretType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 		}
 	case *telemetryv1.Telemetry:
 		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {

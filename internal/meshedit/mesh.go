@@ -5,6 +5,7 @@ package meshedit
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -136,12 +137,15 @@ func (m *Mesh) host(s *service) string {
 func (m *Mesh) kept(s *service) bool { return s.number < m.o.Kept }
 
 // put makes an edit of a document: one that is not valid is a mistake of this package, which whoever reads it finds.
-func (m *Mesh) put(kind config.Kind, apiVersion, namespace, name string, spec object, labels ...string) (Edit, bool) {
-	metadata := object{"name": name, "namespace": namespace}
-	if len(labels) > 0 {
-		metadata["labels"] = pairs(labels)
-	}
-	document, err := json.Marshal(object{"apiVersion": apiVersion, "kind": string(kind), "metadata": metadata, "spec": spec})
+func (m *Mesh) put(kind config.Kind, apiVersion, namespace, name string, spec object) (Edit, bool) {
+	return m.putFields(kind, apiVersion, namespace, name, object{"spec": spec})
+}
+
+// putFields is put of a document that has other fields than a spec.
+func (m *Mesh) putFields(kind config.Kind, apiVersion, namespace, name string, fields object) (Edit, bool) {
+	o := object{"apiVersion": apiVersion, "kind": string(kind), "metadata": object{"name": name, "namespace": namespace}}
+	maps.Copy(o, fields)
+	document, err := json.Marshal(o)
 	if err != nil {
 		panic(err)
 	}
@@ -158,14 +162,6 @@ func (m *Mesh) remove(kind config.Kind, namespace, name string) (Edit, bool) {
 	_, there := m.documents[key]
 	delete(m.documents, key)
 	return Edit{Key: key}, there
-}
-
-func pairs(list []string) object {
-	o := object{}
-	for i := 0; i+1 < len(list); i += 2 {
-		o[list[i]] = list[i+1]
-	}
-	return o
 }
 
 // oneIn says yes once in so many times.

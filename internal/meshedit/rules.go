@@ -120,5 +120,11 @@ func (m *Mesh) editGateway() (Edit, bool) {
 		"port":  object{"number": 9000 + m.rand.IntN(4), "name": "http", "protocol": "HTTP"},
 		"hosts": []any{pick(m, []string{"*", "shop.example.com", "ns0/*.example.com"})},
 	}}}
+	if m.o.Wild && m.oneIn(3) {
+		spec["servers"] = []any{object{
+			"port": object{"number": 9443, "name": "https", "protocol": "HTTPS"}, "hosts": []any{"shop.example.com"},
+			"tls": object{"mode": pick(m, []string{"SIMPLE", "MUTUAL"}), "credentialName": "shop"},
+		}}
+	}
 	return m.put(config.Gateway, networking, "ns0", name, spec)
 }
