@@ -226,5 +226,6 @@ func (r *deltaRequest) request() *request {
 		out.subscribe, out.unsubscribe = m.GetResourceNamesSubscribe(), m.GetResourceNamesUnsubscribe()
 		out.initial = m.GetInitialResourceVersions()
 	}
+	out.resumes = len(out.initial) > 0
 	return out
 }

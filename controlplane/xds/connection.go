@@ -42,6 +42,8 @@ type connection struct {
 	settle    *time.Timer // running while removals wait for a reconnecting client's other requests
 	settling  bool
 	hold      *time.Timer         // running while what is noted waits for the client's answers
+	deferred  []*request          // of a client that came back, which wait for its request for clusters
+	late      *time.Timer         // running while there are any
 	flushing  bool                // a push was sent whose removals were not
 	since     time.Time           // of the oldest change that is noted
 	owed      map[string]struct{} // assignments to send as soon as the client asks for any, whatever it says it has
@@ -127,6 +129,8 @@ func (c *connection) run(first *request) error {
 	defer c.settle.Stop()
 	c.hold = time.NewTimer(time.Hour)
 	defer c.hold.Stop()
+	c.late = time.NewTimer(time.Hour)
+	defer c.late.Stop()
 	c.log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.wire.protocol())
 	err = c.handle(first)
 	if err == nil {
@@ -166,6 +170,8 @@ func (c *connection) loop() error {
 			c.settling = false
 			c.flushing = true
 		case <-c.hold.C:
+		case <-c.late.C:
+			err = c.handleDeferred()
 		case <-c.wake:
 			c.takePush()
 		}
@@ -195,10 +201,47 @@ func (c *connection) handle(r *request) error {
 	if c.settling {
 		c.settle.Reset(c.server.cfg.Settle)
 	}
+	if c.tooEarly(r) {
+		c.deferred = append(c.deferred, r)
+		c.late.Reset(c.server.cfg.Settle)
+		return nil
+	}
+	if err := c.handleNow(r); err != nil || r.typeURL != ClusterType {
+		return err
+	}
+	return c.handleDeferred()
+}
+
+func (c *connection) handleNow(r *request) error {
 	if c.wire.protocol() == sotwProtocol {
 		return c.handleSotw(r)
 	}
 	return c.handleDelta(r)
+}
+
+// tooEarly says whether a client that came back asks for what may lead to clusters before it has asked for these: it would
+// lead traffic to clusters that it does not have yet.
+func (c *connection) tooEarly(r *request) bool {
+	switch r.typeURL {
+	case ListenerType, RouteType, VirtualHostType:
+		if _, asked := c.subs[ClusterType]; asked {
+			return false
+		}
+		_, listens := c.subs[ListenerType] // only what listeners refer to is asked for otherwise
+		return r.resumes || len(c.deferred) > 0 || c.wire.protocol() == deltaProtocol && r.typeURL != ListenerType && !listens
+	}
+	return false
+}
+
+func (c *connection) handleDeferred() error {
+	waited := c.deferred
+	c.deferred = nil
+	for _, r := range waited {
+		if err := c.handleNow(r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // enqueue merges a push into what is pending. It does not block.

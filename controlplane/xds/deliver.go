@@ -173,10 +173,11 @@ func (c *connection) respond(sub *subscription, resources []*Resource, removed [
 		typeURL: sub.typeURL, version: c.version, nonce: strconv.FormatUint(c.nonces, 10), resources: resources, removed: removed,
 	}
 	c.mu.Lock()
-	if sub.typeURL == RouteType {
-		for _, res := range resources {
-			version, _ := sub.known.get(res.Name)
-			c.apart.sending(res.Name, version != unsure || c.apart.accepted[res.Name])
+	if sub.typeURL == RouteType && c.wire.protocol() == deltaProtocol {
+		r.resources = make([]*Resource, len(resources))
+		for i, res := range resources {
+			known, _ := sub.known.get(res.Name)
+			r.resources[i] = c.apart.sending(res, known)
 		}
 	}
 	sub.record(r, c.wire.protocol() == sotwProtocol && impliesWildcard(sub.typeURL))

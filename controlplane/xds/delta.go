@@ -1,5 +1,10 @@
 package xds
 
+import (
+	"maps"
+	"slices"
+)
+
 // wildcardName subscribes to all that the server has for the client.
 const wildcardName = "*"
 
@@ -11,18 +16,22 @@ func (c *connection) handleDelta(r *request) error {
 	}
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
+	if fresh && r.typeURL == RouteType {
+		// What came when it was no longer asked for is claimed too, and was dropped.
+		maps.DeleteFunc(r.initial, func(name, _ string) bool { return !slices.Contains(r.subscribe, name) })
+	}
 	answer := c.answered(sub, r)
 	a := sub.subscribeDelta(r, fresh)
 	c.mu.Unlock()
 	if r.typeURL == RouteType {
 		if fresh {
-			c.apart.has(mapKeys(r.initial))
+			c.apart.came(r.initial)
 		}
 		c.apart.dropped(r.unsubscribe)
 		return c.answerRoutes(sub, a, r, fresh)
 	}
-	if r.typeURL == VirtualHostType && answer != nil && r.refusal != nil {
-		if err := c.retryHosts(sub, answer); err != nil {
+	if r.typeURL == VirtualHostType && answer != nil {
+		if err := c.hostsAnswered(sub, answer, r.refusal != nil); err != nil {
 			return err
 		}
 	}

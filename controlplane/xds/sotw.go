@@ -15,6 +15,7 @@ func (c *connection) handleSotw(r *request) error {
 	current := r.nonce == "" || (sub.last != nil && r.nonce == sub.last.nonce)
 	c.answered(sub, r)
 	if !fresh && !current {
+		sub.dropped(r.names)
 		c.mu.Unlock()
 		return nil
 	}
@@ -29,6 +30,24 @@ func (c *connection) handleSotw(r *request) error {
 		return c.answerSotw(sub, added, false)
 	}
 	return nil
+}
+
+// dropped takes from the subscription what an overtaken request no longer lists: a client that lists it again in its next
+// one has let go of it in between, and waits for it.
+func (s *subscription) dropped(listed []string) {
+	if impliesWildcard(s.typeURL) {
+		return
+	}
+	var gone []string
+	for name := range s.names.all {
+		if !slices.Contains(listed, name) {
+			gone = append(gone, name)
+		}
+	}
+	for _, name := range gone {
+		s.names.remove(name)
+		s.forget(name)
+	}
 }
 
 // subscribeSotw replaces the subscription by what a request lists, and gives the names that it did not have.

@@ -157,7 +157,7 @@ func (s *subscription) rejected() *Rejection {
 		}
 	}
 	if newest == nil {
-		if s.rejection != nil && s.rejection.At.After(s.ackedAt) {
+		if s.rejection != nil && s.rejection.At.After(s.ackedAt) && (len(s.rejection.Resources) == 0 || slices.ContainsFunc(s.rejection.Resources, s.known.has)) {
 			return s.rejection
 		}
 		return nil

@@ -9,7 +9,12 @@ import (
 // the others. Envoy asks for them once, for all its route configurations: what it should have follows from the route
 // configurations that it was sent. It accepts virtual hosts that it has no place for, drops them, and claims to have them
 // when it comes back; so they are sent behind their route configuration only, and taken back when it is no longer asked
-// for.
+// for. A route configuration that is new to a client has a provisional version until its virtual hosts are accepted, and
+// is then sent once more, which changes nothing in Envoy: a client that comes back with the provisional one may have got
+// none of them, whatever it claims.
+
+// provisional ends such a version.
+const provisional = "~"
 
 // apart is what is known of the route configurations whose virtual hosts are sent apart.
 type apart struct {
@@ -18,10 +23,14 @@ type apart struct {
 	fresh  map[string]bool // those that the client did not have when they were sent: they come without virtual hosts
 	// accepted are those that the client has in some version.
 	accepted map[string]bool
+	// unsettled are those whose version is provisional.
+	unsettled map[string]bool
 }
 
 func newApart() apart {
-	return apart{routes: map[string]bool{}, placed: map[string]bool{}, fresh: map[string]bool{}, accepted: map[string]bool{}}
+	return apart{
+		routes: map[string]bool{}, placed: map[string]bool{}, fresh: map[string]bool{}, accepted: map[string]bool{}, unsettled: map[string]bool{},
+	}
 }
 
 // routeOf is the route configuration that a virtual host is of, by its resource's name.
@@ -38,11 +47,28 @@ func (a *apart) note(routes []*Resource) {
 	}
 }
 
-// sending books that a route configuration goes to the client, which may have had it, or not.
-func (a *apart) sending(name string, had bool) {
-	if !had {
-		delete(a.placed, name)
-		a.fresh[name] = true
+// sending books that a route configuration goes to the client, which has the known version of it or none, and gives what
+// is to be sent.
+func (a *apart) sending(r *Resource, known string) *Resource {
+	if !r.HostsApart {
+		return r
+	}
+	if !a.accepted[r.Name] && (known == unsure || strings.HasSuffix(known, provisional)) && !a.unsettled[r.Name] {
+		delete(a.placed, r.Name)
+		a.fresh[r.Name], a.unsettled[r.Name] = true, true
+	}
+	if !a.unsettled[r.Name] {
+		return r
+	}
+	return &Resource{Name: r.Name, Version: r.Version + provisional, Body: r.Body, HostsApart: true}
+}
+
+// came books what a client says it has of route configurations when it comes back.
+func (a *apart) came(versions map[string]string) {
+	for name, version := range versions {
+		if !strings.HasSuffix(version, provisional) {
+			a.accepted[name] = true
+		}
 	}
 }
 
@@ -51,7 +77,7 @@ func (a *apart) refused(routes []*Resource) {
 	for _, r := range routes {
 		if !a.accepted[r.Name] {
 			delete(a.placed, r.Name)
-			a.fresh[r.Name] = true
+			delete(a.unsettled, r.Name)
 		}
 	}
 }
@@ -67,6 +93,7 @@ func (a *apart) has(names []string) {
 func (a *apart) dropped(names []string) {
 	for _, name := range names {
 		delete(a.accepted, name)
+		delete(a.unsettled, name)
 	}
 }
 
@@ -141,9 +168,11 @@ func (c *connection) place(hosts *subscription, route string) error {
 		return nil
 	}
 	c.mu.Lock()
-	if c.apart.fresh[route] {
-		for _, name := range hosts.knownOf(route) {
-			hosts.forget(name)
+	for _, name := range hosts.knownOf(route) {
+		delete(hosts.removing, name) // it was nobody's until now
+		if c.apart.fresh[route] {    // whether it has it or not, it gets it, or is told that there is none
+			hosts.known.set(name, unsure)
+			delete(hosts.refused, name)
 		}
 	}
 	c.mu.Unlock()
@@ -153,6 +182,40 @@ func (c *connection) place(hosts *subscription, route string) error {
 		return c.deliver(hosts, nil, []string{route + "/none"}, false)
 	}
 	return c.deliverHosts(hosts, hosts.diffOf(hosts.knownOf(route), want))
+}
+
+// settleRoutes gives route configurations their versions, whose virtual hosts the client has answered.
+func (c *connection) settleRoutes(hosts *subscription, answer *sent) error {
+	unanswered := map[string]bool{}
+	for _, b := range hosts.outstanding {
+		for route := range b.routes() {
+			unanswered[route] = true
+		}
+	}
+	routes := c.subs[RouteType]
+	for _, route := range mapKeys(answer.routes()) {
+		if !c.apart.unsettled[route] || !c.apart.placed[route] || unanswered[route] || !routes.names.has(route) {
+			continue
+		}
+		delete(c.apart.unsettled, route)
+		c.apart.accepted[route] = true
+		if err := c.update(routes, Touched{Names: []string{route}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// routes are those of the virtual hosts in a response.
+func (b *sent) routes() map[string]bool {
+	routes := map[string]bool{}
+	for _, r := range b.resources {
+		routes[routeOf(r.Name)] = true
+	}
+	for _, name := range b.removed {
+		routes[routeOf(name)] = true
+	}
+	return routes
 }
 
 // updateHosts sends what the client lacks of the virtual hosts that were touched.
@@ -210,17 +273,20 @@ func (c *connection) deliverHosts(hosts *subscription, d difference) error {
 	return c.deliverAgain(hosts, d)
 }
 
+// hostsAnswered goes on after the client's answer.
+func (c *connection) hostsAnswered(hosts *subscription, answer *sent, refused bool) error {
+	if refused {
+		if err := c.retryHosts(hosts, answer); err != nil {
+			return err
+		}
+	}
+	return c.settleRoutes(hosts, answer)
+}
+
 // retryHosts sends the good ones of a refused response again at once, in parts: the bad one among them has kept all
 // virtual hosts of its route configuration away, or as they were.
 func (c *connection) retryHosts(hosts *subscription, refused *sent) error {
-	routes := map[string]bool{}
-	for _, r := range refused.resources {
-		routes[routeOf(r.Name)] = true
-	}
-	for _, name := range refused.removed {
-		routes[routeOf(name)] = true
-	}
-	for _, route := range mapKeys(routes) {
+	for _, route := range mapKeys(refused.routes()) {
 		if !c.apart.placed[route] {
 			continue
 		}

@@ -29,6 +29,9 @@ type request struct {
 	nonce   string
 	refusal *rpcstatus.Status // set on a NACK
 
+	// resumes: the client has something of the type from an earlier stream.
+	resumes bool
+
 	// Delta only.
 	subscribe, unsubscribe []string
 	initial                map[string]string
@@ -80,7 +83,7 @@ func (w sotwWire) recv() (*request, error) {
 	}
 	return &request{
 		node: r.GetNode(), typeURL: r.GetTypeUrl(), nonce: r.GetResponseNonce(), refusal: r.GetErrorDetail(),
-		names: r.GetResourceNames(),
+		names: r.GetResourceNames(), resumes: r.GetResponseNonce() == "" && r.GetVersionInfo() != "",
 	}, nil
 }
 
