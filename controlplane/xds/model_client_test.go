@@ -165,7 +165,9 @@ func (m *envoyModel) take(r *response) {
 	}
 	if refused == "" {
 		for _, res := range r.resources {
-			m.claims[r.typeURL][res.Name] = res.Version
+			if names, byName := m.asks[r.typeURL]; !byName || names[res.Name] {
+				m.claims[r.typeURL][res.Name] = res.Version
+			}
 		}
 		for _, name := range r.removed {
 			delete(m.claims[r.typeURL], name)

@@ -112,7 +112,7 @@ func lines(m map[string]string) string {
 }
 
 // explored is how many runs each test makes; more for once: go test ./controlplane/xds -run EveryOrder -explored 20000
-var explored = flag.Uint64("explored", 1000, "runs of each exploration of the protocol")
+var explored = flag.Uint64("explored", 600, "runs of each exploration of the protocol")
 
 func TestEveryOrderOfAnswersAndReconnectsEndsInTheSameState(t *testing.T) {
 	for seed := range *explored {
