@@ -2,6 +2,7 @@ package api
 
 import (
 	"crypto/tls"
+	"encoding/base64"
 	"fmt"
 	"net"
 	"strconv"
@@ -44,5 +45,7 @@ func (w *world) fillIn(t *testing.T, docs string) string {
 	t.Helper()
 	return strings.NewReplacer("$OUTSIDE_HTTP", w.outside[portHTTP], "$OUTSIDE_TCP", w.outside[portTCP],
 		"$OUTSIDE_TLS", w.outside[portTLS], "$OUTSIDE_MYSQL", w.outside[portServerFirst],
-		"$OUTSIDE", w.outsideAddress(), "$DIR", w.dir).Replace(docs)
+		"$OUTSIDE", w.outsideAddress(), "$DIR", w.dir,
+		"$SERVER_CRT", base64.StdEncoding.EncodeToString(w.certificate), "$SERVER_KEY", base64.StdEncoding.EncodeToString(w.key),
+		"$CA_CRT", base64.StdEncoding.EncodeToString(w.ca.PEM())).Replace(docs)
 }

@@ -22,7 +22,8 @@ type row struct {
 	// docs are its documents. $HOST stands for the name of a service of the row's own, which has the servers v1 and v2 and
 	// the ports of serviceOf, in namespace default; $OUTSIDE for the address of a server outside of the mesh, $OUTSIDE_HTTP
 	// (…_TCP, …_TLS, …_MYSQL) for its ports; $DIR for the mesh's folder, with ca.crt. What the documents are about has to
-	// have $HOST in its name, too, or be of the row alone.
+	// have $HOST in its name, too, or be of the row alone. $SERVER_CRT, $SERVER_KEY and $CA_CRT are for Secrets: the
+	// certificate of server.example and *.tls.example, its key, and who signed it.
 	docs string
 	// check makes requests and says what is wrong with the answers. It is asked again until it returns nil, since documents
 	// are in force only soon after they are written, so it holds for good what it wants to see, and nothing of before.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -71,6 +72,9 @@ type world struct {
 	// ca is who signed the certificates of what is outside of the mesh, and of the servers' own TLS ports; its certificate
 	// is in dir/ca.crt.
 	ca *testpki.Authority
+	// certificate and key are of the servers' own TLS ports, in PEM; someone is a client with a certificate of ca.
+	certificate, key []byte
+	someone          tls.Certificate
 	// outside are the ports of a server that is in no mesh, by the port that speaks the same at a server.
 	outside map[int]string
 
@@ -111,6 +115,10 @@ func startWorld(t *testing.T, envoy string) *world {
 	w := &world{envoy: envoy, dir: dir, ca: testpki.New(t, "outside"), outside: map[int]string{}, alone: map[string]*sync.Mutex{}, ended: make(chan error, 1)}
 	text := strings.NewReplacer("NAME", "api-"+strings.ReplaceAll(envoy, ".", "-"), "PORTS", serverPorts, "MESH", meshConfig).Replace(topology)
 	certificate, key := w.ca.Server(t, "server.example", "*.tls.example", "outside.example")
+	w.certificate, w.key = certificate, key
+	if w.someone, err = tls.X509KeyPair(w.ca.Workload(t, "spiffe://outside/someone")); err != nil {
+		t.Fatal(err)
+	}
 	for name, content := range map[string]string{
 		"mesh.yaml": text, "ca.crt": string(w.ca.PEM()), "server.crt": string(certificate), "server.key": string(key),
 		"istio/guarded.yaml": serviceOf("guarded", "guarded"), "istio/server.yaml": serviceOf("server", "server"),
