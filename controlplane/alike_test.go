@@ -22,7 +22,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-const shopService = `
+const storeOf = `
 apiVersion: v1
 kind: Service
 metadata: {name: NAME, namespace: default}
@@ -60,11 +60,11 @@ spec: {mtls: {mode: %s}}
 // proxy that comes from one to the other is sent nothing again.
 func TestControlPlanesOverTheSameFilesServeTheSame(t *testing.T) {
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "shop.yaml"), strings.ReplaceAll(shopService, "NAME", "shop"))
+	write(t, filepath.Join(dir, "shop.yaml"), strings.ReplaceAll(storeOf, "NAME", "shop"))
 	cfg := controlplane.Config{ConfigDirs: []string{dir}, Ports: freePorts}
 	first := start(t, cfg)
 	for _, name := range []string{"zebra", "ant", "mole"} { // the oldest is the last by name
-		write(t, filepath.Join(dir, name+".yaml"), ruleNamed(name)+"---"+strings.ReplaceAll(shopService, "NAME", name))
+		write(t, filepath.Join(dir, name+".yaml"), ruleNamed(name)+"---"+strings.ReplaceAll(storeOf, "NAME", name))
 		testenv.Eventually(t, name+" is in force", func() error {
 			if _, body := first.get("/debug/registryz"); !strings.Contains(body, name+".default.svc") {
 				return fmt.Errorf("%s", body)
