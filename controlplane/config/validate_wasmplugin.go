@@ -1,5 +1,88 @@
 package config
 
-import extensions "istio.io/api/extensions/v1alpha1"
+import (
+	"bytes"
+	"encoding/json"
+	"net/url"
+	"regexp"
+	"strings"
 
-func validateWasmPlugin(_ scope, _ *extensions.WasmPlugin) {}
+	extensions "istio.io/api/extensions/v1alpha1"
+)
+
+// WasmHintPrefix begins the names of variables in a module's environment that are for the agent, and not for the module.
+const WasmHintPrefix = "ISTIO_META_WASM_"
+
+const maxWasmEnv = 256
+
+var sha256Pattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+func validateWasmPlugin(s scope, p *extensions.WasmPlugin) {
+	s.field("selector").selector(p.GetSelector())
+	s.targets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
+	s.field("url").moduleURL(p.GetUrl())
+	if sum := p.GetSha256(); sum != "" && !sha256Pattern.MatchString(sum) {
+		s.field("sha256").refuse(sum, "not a checksum", "write 64 hexadecimal digits in lower case")
+	}
+	if len(p.GetPluginName()) > 256 {
+		s.field("pluginName").refuse(p.GetPluginName(), "longer than 256 characters", "shorten it")
+	}
+	for i, m := range p.GetMatch() {
+		for j, port := range m.GetPorts() {
+			s.item("match", i).item("ports", j).field("number").port(port.GetNumber())
+		}
+	}
+	s.field("vmConfig").wasmEnvironment(p.GetVmConfig())
+}
+
+func (s scope) moduleURL(text string) {
+	u, err := url.Parse(text)
+	switch {
+	case text == "":
+		s.refuse("", "no module", "give the URL of one: oci://, https://, http:// or file://")
+	case len(text) > 4096:
+		s.refuse(text, "longer than 4096 characters", "shorten it")
+	case err != nil && strings.Contains(text, "://"):
+		s.refuse(text, "not a URL", "as in oci://registry.example.com/module:1.0")
+	case strings.ContainsAny(text, "\r\n\x00 "):
+		s.refuse(text, "not a URL", "write it without spaces and line breaks")
+	case !strings.Contains(text, "://"): // an image
+	case u.Scheme == "file" && !strings.HasPrefix(u.Path, "/"):
+		s.refuse(text, "not the path of a file", "as in file:///opt/module.wasm")
+	case u.Scheme != "file" && u.Host == "":
+		s.refuse(text, "names no server", "as in https://example.com/module.wasm")
+	case u.Scheme != "oci" && u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "file":
+		s.refuse(text, "modules are not fetched by "+u.Scheme, "use oci, https, http or file")
+	}
+}
+
+func (s scope) wasmEnvironment(vm *extensions.VmConfig) {
+	if len(vm.GetEnv()) > maxWasmEnv {
+		s.field("env").refuse(len(vm.GetEnv()), "more variables than a module takes", "at most 256")
+	}
+	seen := map[string]bool{}
+	for i, e := range vm.GetEnv() {
+		at := s.item("env", i)
+		switch name := e.GetName(); {
+		case name == "" || strings.ContainsAny(name, "=\x00"):
+			at.field("name").refuse(name, "not the name of a variable", "give one without an equals sign")
+		case strings.HasPrefix(name, WasmHintPrefix):
+			at.field("name").refuse(name, "names that begin so are the agent's", "choose another name")
+		case seen[name]:
+			at.field("name").refuse(name, "given twice", "keep one")
+		}
+		seen[e.GetName()] = true
+		if e.GetValueFrom() == extensions.EnvValueSource_HOST && e.GetValue() != "" {
+			at.field("value").refuse(e.GetValue(), "the value is the host's", "remove it, or valueFrom")
+		}
+	}
+}
+
+// CompactJSON takes the blanks out of JSON.
+func CompactJSON(text []byte) string {
+	var b bytes.Buffer
+	if json.Compact(&b, text) != nil {
+		return string(text)
+	}
+	return b.String()
+}

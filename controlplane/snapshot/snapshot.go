@@ -56,6 +56,7 @@ type Snapshot struct {
 	envoyFilters *envoyFilters
 	secrets      *secrets
 	telemetry    *levels[*telemetry.Telemetry]
+	plugins      map[string][]Plugin // by namespace
 	instances    map[*registry.Service]*Instances
 	selecting    map[string][]*registry.Service // services with a selector, by namespace
 
@@ -157,6 +158,10 @@ func (b *build) buildPolicies() {
 		b.next.authz = newAuthz(b.next.resources[config.AuthorizationPolicy], root)
 	}
 	b.next.telemetry = b.prev.telemetry
+	b.next.plugins = b.prev.plugins
+	if b.changes(config.WasmPlugin) {
+		b.next.plugins = newPlugins(b.next.resources[config.WasmPlugin])
+	}
 	if b.changes(config.Telemetry) {
 		b.next.telemetry = newLevels[*telemetry.Telemetry](b.next.resources[config.Telemetry], root)
 	}

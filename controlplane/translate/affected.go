@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	extensions "istio.io/api/extensions/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
 	telemetryv1 "istio.io/api/telemetry/v1alpha1"
@@ -144,6 +145,10 @@ func (a *affected) resource(r *config.Resource) {
 	case *networking.Gateway:
 		if a.p.Type == Router && snapshot.Selects(spec.GetSelector(), a.p.Labels) {
 			a.all(xds.SecretType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
+		}
+	case *extensions.WasmPlugin:
+		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
+			a.all(xds.ListenerType, xds.ExtensionType)
 		}
 	case *telemetryv1.Telemetry:
 		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {

@@ -171,6 +171,8 @@ func generate(snap *snapshot.Snapshot, p *translate.Proxy, typeURL string, names
 		return translate.Routes(snap, p, names)
 	case xds.VirtualHostType:
 		return translate.VirtualHosts(snap, p, names)
+	case xds.ExtensionType:
+		return translate.Extensions(snap, p, names)
 	case xds.SecretType:
 		return translate.Secrets(snap, p, names)
 	case xds.NameTableType:

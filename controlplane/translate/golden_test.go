@@ -62,7 +62,7 @@ var someCertificates = sync.OnceValue(func() map[string]string {
 })
 
 var shown = map[string]string{
-	"clusters": xds.ClusterType, "endpoints": xds.EndpointType, "listeners": xds.ListenerType, "routes": xds.RouteType,
+	"clusters": xds.ClusterType, "endpoints": xds.EndpointType, "listeners": xds.ListenerType, "routes": xds.RouteType, "extensions": xds.ExtensionType,
 }
 
 func topics(t *testing.T) []topic {

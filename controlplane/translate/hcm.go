@@ -10,6 +10,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
+	extensions "istio.io/api/extensions/v1alpha1"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
@@ -72,17 +73,23 @@ func normalizePath(m *hcmv3.HttpConnectionManager, how meshconfig.MeshConfig_Pro
 // httpFilters are all filters of requests, in the order in which these pass them.
 func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	out := v.peerFilters(t)
+	out = append(out, v.pluginFilters(t, extensions.PluginPhase_AUTHN)...)
 	if t.side != outboundSide {
 		out = append(out, v.customFilters()...)
 		out = append(out, v.jwtFilters()...)
+	}
+	out = append(out, v.pluginFilters(t, extensions.PluginPhase_AUTHZ)...)
+	if t.side != outboundSide {
 		out = append(out, v.rbacFilters()...)
 	}
+	out = append(out, v.pluginFilters(t, extensions.PluginPhase_STATS)...)
 	if t.side != inboundSide {
 		out = append(out, callerFilters()...)
 	}
 	if t.byName {
 		out = append(out, forwardByNameFilter())
 	}
+	out = append(out, v.pluginFilters(t, extensions.PluginPhase_UNSPECIFIED_PHASE)...)
 	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 }
 

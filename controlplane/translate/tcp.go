@@ -7,6 +7,7 @@ import (
 
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	tcpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	extensions "istio.io/api/extensions/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -23,10 +24,11 @@ func toCluster(name string) []share { return []share{{name, 1}} }
 
 // tcpFilters are all filters of connections, in the order in which these pass them.
 func (v view) tcpFilters(t traffic, statPrefix string, to []share) []*listenerv3.Filter {
-	var out []*listenerv3.Filter
+	out := v.networkPlugins(t, extensions.PluginPhase_AUTHN, extensions.PluginPhase_AUTHZ)
 	if t.side != outboundSide {
 		out = append(out, v.networkRBAC()...)
 	}
+	out = append(out, v.networkPlugins(t, extensions.PluginPhase_STATS, extensions.PluginPhase_UNSPECIFIED_PHASE)...)
 	out = append(out, v.tellsBytes(to)...)
 	return append(out, v.tcpProxy(t, statPrefix, to))
 }

@@ -12,6 +12,9 @@ type telling struct {
 	known     bool
 	logs      map[chain][]*accesslogv3.AccessLog
 	metrics   map[snapshot.Direction]metricsOf
+
+	plugins      []snapshot.Plugin
+	pluginsKnown bool
 }
 
 // chain is what logs of a filter chain depend on: its traffic, and whether that is requests or connections.

@@ -25,9 +25,6 @@ func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	return out, nil
 }
 
-// Extensions are the named configurations of filters that its listeners refer to; names that lead nowhere are left out.
-func Extensions(*snapshot.Snapshot, *Proxy, []string) ([]*xds.Resource, error) { return nil, nil }
-
 // Routes are the named route configurations; names that lead nowhere are left out. No names at all: all that the
 // proxy's listeners refer to.
 func Routes(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
