@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"regexp"
+	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
 )
@@ -54,6 +55,16 @@ func (s scope) trafficPolicy(p *networking.TrafficPolicy) {
 	if b := p.GetRetryBudget(); b != nil {
 		s.field("retryBudget").field("percent").percent(b.GetPercent().GetValue())
 	}
+	if t := p.GetTunnel(); t != nil {
+		at := s.field("tunnel")
+		at.field("targetHost").host(t.GetTargetHost())
+		at.field("targetPort").port(t.GetTargetPort())
+		switch strings.ToUpper(t.GetProtocol()) {
+		case "", "CONNECT", "POST":
+		default:
+			at.field("protocol").refuse(t.GetProtocol(), "not a way to ask for a tunnel", "one of: CONNECT, POST")
+		}
+	}
 }
 
 // settings checks what a policy has in common with the settings of one port.
@@ -101,13 +112,26 @@ func (s scope) loadBalancer(lb *networking.LoadBalancerSettings) {
 		s.field("warmup").field("duration").millisecond(w.GetDuration())
 		s.field("warmup").field("minimumPercent").percent(w.GetMinimumPercent().GetValue())
 	}
-	for i, d := range lb.GetLocalityLbSetting().GetDistribute() {
+	s.field("localityLbSetting").localities(lb.GetLocalityLbSetting())
+}
+
+func (s scope) localities(setting *networking.LocalityLoadBalancerSetting) {
+	ways := 0
+	for _, n := range []int{len(setting.GetDistribute()), len(setting.GetFailover()), len(setting.GetFailoverPriority())} {
+		if n > 0 {
+			ways++
+		}
+	}
+	if ways > 1 {
+		s.refuse("", "only one is possible of distribute, failover and failoverPriority", "keep one")
+	}
+	for i, d := range setting.GetDistribute() {
 		total := int64(0)
 		for _, share := range d.GetTo() {
 			total += int64(share)
 		}
 		if total != 100 {
-			s.field("localityLbSetting").item("distribute", i).refuse(total, "the shares do not total 100", "give shares that do")
+			s.item("distribute", i).refuse(total, "the shares do not total 100", "give shares that do")
 		}
 	}
 }
@@ -146,6 +170,9 @@ func (s scope) outlierDetection(o *networking.OutlierDetection) {
 	s.field("baseEjectionTime").millisecond(o.GetBaseEjectionTime())
 	//lint:ignore SA1019 the field is deprecated, and documents have it
 	s.field("consecutiveErrors").notNegative(o.GetConsecutiveErrors())
+	for i, code := range o.GetOutlierDetectionHttpErrorCodes() {
+		s.item("outlierDetectionHttpErrorCodes", i).between(int64(code), 100, 599, "give a status code, as in 503")
+	}
 	s.field("maxEjectionPercent").percent(float64(o.GetMaxEjectionPercent()))
 	s.field("minHealthPercent").percent(float64(o.GetMinHealthPercent()))
 	if o.GetConsecutiveLocalOriginFailures().GetValue() > 0 && !o.GetSplitExternalLocalOriginErrors() {

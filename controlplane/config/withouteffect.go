@@ -16,24 +16,14 @@ const noSubstitute = "remove it, or keep it for a mesh that supports it"
 // force, and its author is told at the field. What depends on a field's value or on other documents is told by whoever
 // gives the document its effect.
 var withoutEffect = map[protoreflect.FullName]note{
-	"istio.networking.v1alpha3.HTTPRetry.retry_remote_localities":          {remedy: noSubstitute},
 	"istio.networking.v1alpha3.HTTPFaultInjection.Delay.exponential_delay": {remedy: "use fixedDelay"},
-	"istio.networking.v1alpha3.L4MatchAttributes.destination_subnets":      {why: ": a match with it takes no connection", remedy: "match by port"},
-	"istio.networking.v1alpha3.L4MatchAttributes.source_subnet":            {why: ": a match with it takes no connection", remedy: "match by sourceLabels or sourceNamespace"},
-	"istio.networking.v1alpha3.TLSMatchAttributes.destination_subnets":     {why: ": a match with it takes no connection", remedy: "match by sniHosts or port"},
 
-	"istio.networking.v1alpha3.LoadBalancerSettings.locality_lb_setting":            {why: ": localities are not told apart", remedy: noSubstitute},
-	"istio.networking.v1alpha3.LoadBalancerSettings.zone_aware_lb_setting":          {why: ": localities are not told apart", remedy: noSubstitute},
-	"istio.networking.v1alpha3.TrafficPolicy.tunnel":                                {why: ": connections go straight to their destination", remedy: noSubstitute},
-	"istio.networking.v1alpha3.TrafficPolicy.proxy_protocol":                        {why: ": no PROXY header is sent", remedy: noSubstitute},
-	"istio.networking.v1alpha3.TrafficPolicy.retry_budget":                          {remedy: "bound retries by connectionPool.http.maxRetries"},
-	"istio.networking.v1alpha3.OutlierDetection.consecutive_errors":                 {remedy: "use consecutive5xxErrors"},
-	"istio.networking.v1alpha3.OutlierDetection.outlier_detection_http_error_codes": {remedy: "use consecutive5xxErrors or consecutiveGatewayErrors"},
-	"istio.networking.v1alpha3.ClientTLSSettings.ca_crl":                            {why: ": a certificate that was revoked would be trusted", remedy: "remove it, and the revoked certificate's issuer from caCertificates", unsafe: true},
-	"istio.networking.v1alpha3.ServerTLSSettings.ca_crl":                            {why: ": a certificate that was revoked would be trusted", remedy: "put it into a Secret as ca.crl, beside ca.crt, and name that: caCertCredentialName", unsafe: true},
-	"istio.networking.v1alpha3.Server.default_endpoint":                             {remedy: noSubstitute},
-	"istio.networking.v1alpha3.Port.target_port":                                    {remedy: "set targetPort on the Service of the gateway workload"},
-	"istio.networking.v1alpha3.WorkloadEntry.network":                               {why: ": all networks are taken to reach one another", remedy: noSubstitute},
+	"istio.networking.v1alpha3.LoadBalancerSettings.zone_aware_lb_setting": {why: ": zones are told apart by localityLbSetting", remedy: noSubstitute},
+	"istio.networking.v1alpha3.ClientTLSSettings.ca_crl":                   {why: ": a certificate that was revoked would be trusted", remedy: "remove it, and the revoked certificate's issuer from caCertificates", unsafe: true},
+	"istio.networking.v1alpha3.ServerTLSSettings.ca_crl":                   {why: ": a certificate that was revoked would be trusted", remedy: "put it into a Secret as ca.crl, beside ca.crt, and name that: caCertCredentialName", unsafe: true},
+	"istio.networking.v1alpha3.Server.default_endpoint":                    {remedy: noSubstitute},
+	"istio.networking.v1alpha3.Port.target_port":                           {remedy: "set targetPort on the Service of the gateway workload"},
+	"istio.networking.v1alpha3.WorkloadEntry.network":                      {why: ": all networks are taken to reach one another", remedy: noSubstitute},
 
 	"istio.telemetry.v1alpha1.Metrics.reporting_interval":        {why: ": connections are counted when they open, and when they end", remedy: noSubstitute},
 	"istio.extensions.v1alpha1.WasmPlugin.verification_key":      {why: ": signatures of modules are not verified", remedy: "pin the module by sha256"},

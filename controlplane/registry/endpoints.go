@@ -136,7 +136,7 @@ func newEndpoint(we *networking.WorkloadEntry, labels map[string]string, namespa
 	return Endpoint{
 		Address: we.GetAddress(), Port: port, ServicePort: servicePort,
 		Labels: labels, Namespace: namespace,
-		ServiceAccount: we.GetServiceAccount(), Network: we.GetNetwork(), Locality: we.GetLocality(), Weight: we.GetWeight(),
+		ServiceAccount: we.GetServiceAccount(), Network: we.GetNetwork(), Locality: localityOf(we.GetLocality(), labels), Weight: we.GetWeight(),
 		MTLS: HasSidecar(labels, we.GetServiceAccount()),
 	}
 }
@@ -154,4 +154,22 @@ func (e Endpoint) equal(o Endpoint) bool {
 		e.Namespace == o.Namespace && e.Workload == o.Workload && e.ServiceAccount == o.ServiceAccount &&
 		e.Network == o.Network && e.Locality == o.Locality && e.Weight == o.Weight && e.MTLS == o.MTLS &&
 		maps.Equal(e.Labels, o.Labels)
+}
+
+// localityLabels say where a workload is that does not otherwise; label values cannot have slashes.
+var localityLabels = []string{"topology.istio.io/locality", "istio-locality"}
+
+func localityOf(written string, labels map[string]string) string {
+	if written != "" {
+		return written
+	}
+	for _, name := range localityLabels {
+		if value, ok := labels[name]; ok {
+			if !strings.Contains(value, "/") {
+				value = strings.ReplaceAll(value, ".", "/")
+			}
+			return value
+		}
+	}
+	return ""
 }

@@ -31,6 +31,10 @@ type Traffic struct {
 	ConnectionPool   *networking.ConnectionPoolSettings
 	OutlierDetection *networking.OutlierDetection
 	TLS              *networking.ClientTLSSettings
+	// These are said for all ports alike.
+	ProxyProtocol *networking.TrafficPolicy_ProxyProtocol
+	Tunnel        *networking.TrafficPolicy_TunnelSettings
+	RetryBudget   *networking.TrafficPolicy_RetryBudget
 }
 
 // Subset finds a subset by name; nil when there is none. It may be called on a nil rule.
@@ -77,9 +81,19 @@ func (t *Traffic) override(p *networking.TrafficPolicy, port uint32) {
 	if p.GetTls() != nil {
 		t.TLS = p.GetTls()
 	}
+	if p.GetProxyProtocol() != nil {
+		t.ProxyProtocol = p.GetProxyProtocol()
+	}
+	if p.GetTunnel() != nil {
+		t.Tunnel = p.GetTunnel()
+	}
+	if p.GetRetryBudget() != nil {
+		t.RetryBudget = p.GetRetryBudget()
+	}
 	for _, ps := range p.GetPortLevelSettings() {
 		if ps.GetPort().GetNumber() == port {
-			*t = Traffic{ps.GetLoadBalancer(), ps.GetConnectionPool(), ps.GetOutlierDetection(), ps.GetTls()}
+			t.LoadBalancer, t.ConnectionPool = ps.GetLoadBalancer(), ps.GetConnectionPool()
+			t.OutlierDetection, t.TLS = ps.GetOutlierDetection(), ps.GetTls()
 			return
 		}
 	}
@@ -92,8 +106,8 @@ type destinationRules struct {
 	local    map[string]hostTable[*DestinationRule]
 	exported map[string]hostTable[[]*DestinationRule] // one for each set of namespaces it is exported to
 	all      []*DestinationRule
-	// hashing: some rule has consistent hashing; originating: some has TLS to servers that are not of the mesh.
-	hashing, originating bool
+	// hashing: some rule has consistent hashing; connecting: some says what listeners have to know.
+	hashing, connecting bool
 	// subsets are the names of subsets that any rule has for a host, as the document writes it and by its full name.
 	subsets hostTable[[]string]
 }
@@ -186,8 +200,8 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 		index.hashing = index.hashing || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
 			return Hashes(r.Spec.(*networking.DestinationRule))
 		})
-		index.originating = index.originating || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
-			return Originates(r.Spec.(*networking.DestinationRule))
+		index.connecting = index.connecting || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
+			return Connects(r.Spec.(*networking.DestinationRule))
 		})
 		addSubsetNames(subsets, d)
 		if k.exportTo == localKey {
@@ -266,12 +280,13 @@ func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *Des
 // AnyHashing says whether any DestinationRule has consistent hashing.
 func (s *Snapshot) AnyHashing() bool { return s.world.destinationRules.hashing }
 
-// AnyOriginating says whether any DestinationRule has TLS to servers that are not of the mesh.
-func (s *Snapshot) AnyOriginating() bool { return s.world.destinationRules.originating }
+// AnyConnecting says whether any DestinationRule says anything of connections that listeners have to know.
+func (s *Snapshot) AnyConnecting() bool { return s.world.destinationRules.connecting }
 
 // settings are those of a policy, or of one of its ports.
 type settings interface {
 	GetLoadBalancer() *networking.LoadBalancerSettings
+	GetConnectionPool() *networking.ConnectionPoolSettings
 	GetTls() *networking.ClientTLSSettings
 }
 
@@ -280,11 +295,14 @@ func Hashes(spec *networking.DestinationRule) bool {
 	return anywhere(spec, func(s settings) bool { return s.GetLoadBalancer().GetConsistentHash() != nil })
 }
 
-// Originates says whether a DestinationRule has TLS to servers that are not of the mesh anywhere.
-func Originates(spec *networking.DestinationRule) bool {
-	return anywhere(spec, func(s settings) bool {
+// Connects says whether a DestinationRule says anything of connections that callers' listeners have to know: TLS to servers
+// that are not of the mesh, how long a connection may be idle, by what it is balanced, and through what it goes.
+func Connects(spec *networking.DestinationRule) bool {
+	return Hashes(spec) || anywhere(spec, func(s settings) bool {
 		mode := s.GetTls().GetMode()
-		return mode == networking.ClientTLSSettings_SIMPLE || mode == networking.ClientTLSSettings_MUTUAL
+		whole, _ := s.(*networking.TrafficPolicy)
+		return mode == networking.ClientTLSSettings_SIMPLE || mode == networking.ClientTLSSettings_MUTUAL ||
+			s.GetConnectionPool().GetTcp().GetIdleTimeout() != nil || whole.GetTunnel() != nil
 	})
 }
 

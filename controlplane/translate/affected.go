@@ -271,8 +271,8 @@ func (a *affected) destinationRule(r *config.Resource, spec *networking.Destinat
 	for _, svc := range a.matching(a.scope.Hostname(spec.GetHost(), r.Namespace)) {
 		a.clusters(svc, xds.ClusterType, xds.EndpointType)
 	}
-	// Connections of bytes tell sidecars what they are, and nobody else.
-	if snapshot.Originates(spec) || a.s.AnyOriginating() {
+	// A rule that says nothing of connections may hide one that does, or have hidden it.
+	if snapshot.Connects(spec) || a.s.AnyConnecting() {
 		a.all(xds.ListenerType)
 	}
 	// What consistent hashing goes by is in the routes. A rule without it may hide one with it, or have hidden it.

@@ -112,9 +112,7 @@ func findOutbound(s *snapshot.Snapshot, p *Proxy, name string) (outbound, bool) 
 	if !found || port.Protocol == registry.UDP || subset != "" && rule.Subset(subset) == nil {
 		return outbound{}, false
 	}
-	c := newOutbound(s, p, svc, number, rule)
-	c.subset = subset
-	return c, true
+	return newOutbound(s, p, svc, number, rule).of(subset, p), true
 }
 
 // outbound is one cluster of a service's port, and the key of its resource: all that it depends on.
@@ -129,6 +127,8 @@ type outbound struct {
 	instances *snapshot.Instances
 	// byAddress: the caller's destination is known as an address (its connection was captured), not as a name.
 	byAddress bool
+	// near is where the caller is, if its endpoints are chosen by that.
+	near string
 }
 
 func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
@@ -141,13 +141,12 @@ func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
 				continue
 			}
 			c := newOutbound(s, p, svc, port.Number, rule)
-			out = append(out, c)
+			out = append(out, c.of("", p))
 			if rule == nil {
 				continue
 			}
 			for _, subset := range rule.Subsets {
-				c.subset = subset.GetName()
-				out = append(out, c)
+				out = append(out, c.of(subset.GetName(), p))
 			}
 		}
 	}
@@ -170,9 +169,19 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 	return c
 }
 
+// of is the same for a subset, as a proxy calls it.
+func (c outbound) of(subset string, p *Proxy) outbound {
+	c.subset = subset
+	c.near = c.place(p)
+	return c
+}
+
 func (c outbound) name() string { return OutboundCluster(c.svc.Hostname, c.subset, c.port) }
 
 func (c outbound) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatches) (*xds.Resource, error) {
+	if c.instances == nil {
+		c.near = "" // the endpoints come by themselves
+	}
 	return s.Cache.Get(outboundKey{c, patches.Key}, func() (*xds.Resource, error) { return clusterResource(patches.Apply(c.build())) })
 }
 
@@ -188,18 +197,24 @@ func (c outbound) build() *clusterv3.Cluster {
 	cluster := &clusterv3.Cluster{
 		Name:            c.name(),
 		ConnectTimeout:  c.mesh.GetConnectTimeout(),
-		CircuitBreakers: circuitBreakers(traffic.ConnectionPool),
+		CircuitBreakers: circuitBreakers(traffic.ConnectionPool, traffic.RetryBudget),
 		Metadata:        serviceMetadata(c.svc, c.subset),
 	}
 	c.discover(cluster)
 	if cluster.LbPolicy != clusterv3.Cluster_CLUSTER_PROVIDED {
 		cluster.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}}
 		loadBalance(cluster, traffic.LoadBalancer)
+		if len(localitySetting(c.mesh, traffic).GetDistribute()) > 0 && cluster.CommonLbConfig != nil {
+			cluster.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
+				LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
+			}
+		}
 		detectOutliers(cluster, traffic.OutlierDetection)
 	}
 	connect(cluster, traffic.ConnectionPool, c.mesh.GetTcpKeepalive())
 	security := c.security(port, traffic)
 	security.apply(cluster)
+	sendProxyHeader(cluster, traffic.ProxyProtocol)
 	if port.Protocol.MayBeHTTP() {
 		setHTTPOptions(cluster, c.httpOptions(port, traffic, security))
 	}
@@ -210,7 +225,7 @@ func (c outbound) build() *clusterv3.Cluster {
 func (c outbound) discover(cluster *clusterv3.Cluster) {
 	switch c.svc.Resolution {
 	case registry.DNS, registry.DNSRoundRobin:
-		assignment := loadAssignment(cluster.Name, c.endpoints(c.instances))
+		assignment := c.assignment(c.instances)
 		cluster.LoadAssignment = assignment
 		cluster.DnsLookupFamily = clusterv3.Cluster_V4_PREFERRED
 		refreshNames(cluster)

@@ -36,6 +36,7 @@ func (c outbound) speaksHTTP2(port registry.Port, traffic snapshot.Traffic, secu
 func (c outbound) httpOptions(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) *httpv3.HttpProtocolOptions {
 	settings := traffic.ConnectionPool.GetHttp()
 	options := &httpv3.HttpProtocolOptions{CommonHttpProtocolOptions: commonHTTPOptions(traffic.ConnectionPool)}
+	options.OutlierDetection = errorCodes(traffic.OutlierDetection)
 	http2 := http2Options(settings)
 	switch {
 	case settings.GetUseClientProtocol() || port.Protocol == registry.Undeclared:

@@ -5,6 +5,7 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/proxy_protocol/v3"
 	rawv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	networking "istio.io/api/networking/v1alpha3"
@@ -39,10 +40,42 @@ func (u upstreamSecurity) apply(cluster *clusterv3.Cluster) {
 	}
 	cluster.TransportSocketMatches = []*clusterv3.Cluster_TransportSocketMatch{
 		{Name: "tlsMode-istio", Match: stringStruct(map[string]string{"tlsMode": "istio"}), TransportSocket: socket},
-		{Name: "tlsMode-disabled", Match: stringStruct(nil), TransportSocket: &corev3.TransportSocket{
-			Name:       "envoy.transport_sockets.raw_buffer",
-			ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(&rawv3.RawBuffer{})},
-		}},
+		{Name: "tlsMode-disabled", Match: stringStruct(nil), TransportSocket: rawSocket()},
+	}
+}
+
+// sendProxyHeader has connections begin with who called, in the way of the PROXY protocol.
+func sendProxyHeader(cluster *clusterv3.Cluster, settings *networking.TrafficPolicy_ProxyProtocol) {
+	if settings == nil {
+		return
+	}
+	version := corev3.ProxyProtocolConfig_V1
+	if settings.GetVersion() == networking.TrafficPolicy_ProxyProtocol_V2 {
+		version = corev3.ProxyProtocolConfig_V2
+	}
+	around := func(socket *corev3.TransportSocket) *corev3.TransportSocket {
+		if socket == nil {
+			socket = rawSocket()
+		}
+		return &corev3.TransportSocket{
+			Name: "envoy.transport_sockets.upstream_proxy_protocol",
+			ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(&proxyprotocolv3.ProxyProtocolUpstreamTransport{
+				Config: &corev3.ProxyProtocolConfig{Version: version}, TransportSocket: socket,
+			})},
+		}
+	}
+	if len(cluster.TransportSocketMatches) == 0 {
+		cluster.TransportSocket = around(cluster.TransportSocket)
+	}
+	for _, m := range cluster.TransportSocketMatches {
+		m.TransportSocket = around(m.TransportSocket)
+	}
+}
+
+func rawSocket() *corev3.TransportSocket {
+	return &corev3.TransportSocket{
+		Name:       "envoy.transport_sockets.raw_buffer",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: anyOf(&rawv3.RawBuffer{})},
 	}
 }
 

@@ -2,9 +2,14 @@ package translate
 
 import (
 	"math"
+	"strconv"
+	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/matcher/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -13,7 +18,7 @@ import (
 
 // circuitBreakers are Istio's: no limit but those that a rule sets. Envoy's own defaults (1,024 connections, 3 retries)
 // surprise everyone who meets them.
-func circuitBreakers(pool *networking.ConnectionPoolSettings) *clusterv3.CircuitBreakers {
+func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networking.TrafficPolicy_RetryBudget) *clusterv3.CircuitBreakers {
 	t := &clusterv3.CircuitBreakers_Thresholds{
 		MaxConnections:     u32(math.MaxUint32),
 		MaxPendingRequests: u32(math.MaxUint32),
@@ -25,6 +30,18 @@ func circuitBreakers(pool *networking.ConnectionPoolSettings) *clusterv3.Circuit
 	limit(&t.MaxPendingRequests, pool.GetHttp().GetHttp1MaxPendingRequests())
 	limit(&t.MaxRequests, pool.GetHttp().GetHttp2MaxRequests())
 	limit(&t.MaxRetries, pool.GetHttp().GetMaxRetries())
+	if retries != nil { // in place of a fixed number
+		t.MaxRetries = nil
+		t.RetryBudget = &clusterv3.CircuitBreakers_Thresholds_RetryBudget{
+			BudgetPercent: &typev3.Percent{Value: 20}, MinRetryConcurrency: u32(3),
+		}
+		if p := retries.GetPercent(); p != nil {
+			t.RetryBudget.BudgetPercent.Value = p.GetValue()
+		}
+		if n := retries.GetMinRetryConcurrency(); n > 0 {
+			t.RetryBudget.MinRetryConcurrency = u32(n)
+		}
+	}
 	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{t}}
 }
 
@@ -155,6 +172,10 @@ func detectOutliers(cluster *clusterv3.Cluster, o *networking.OutlierDetection) 
 	}
 	out.Consecutive_5Xx, out.EnforcingConsecutive_5Xx = consecutive(o.GetConsecutive_5XxErrors())
 	out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutive(o.GetConsecutiveGatewayErrors())
+	//lint:ignore SA1019 the field is deprecated, and documents have it
+	if n := o.GetConsecutiveErrors(); n > 0 && o.GetConsecutiveGatewayErrors() == nil {
+		out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutive(wrapperspb.UInt32(uint32(n)))
+	}
 	if n := o.GetMaxEjectionPercent(); n > 0 {
 		out.MaxEjectionPercent = u32(uint32(n))
 	}
@@ -179,6 +200,26 @@ func consecutive(n *wrapperspb.UInt32Value) (threshold, enforcing *wrapperspb.UI
 		return nil, u32(0)
 	}
 	return u32(n.GetValue()), u32(100)
+}
+
+// errorCodes are the answers that outlier detection counts, where not those from 500 on; nil where the rule names none.
+func errorCodes(o *networking.OutlierDetection) *httpv3.HttpProtocolOptions_OutlierDetection {
+	codes := o.GetOutlierDetectionHttpErrorCodes()
+	if len(codes) == 0 {
+		return nil
+	}
+	var texts []string
+	for _, code := range codes {
+		texts = append(texts, strconv.FormatUint(uint64(code), 10))
+	}
+	return &httpv3.HttpProtocolOptions_OutlierDetection{ErrorMatcher: &matcherv3.MatchPredicate{
+		Rule: &matcherv3.MatchPredicate_HttpResponseHeadersMatch{HttpResponseHeadersMatch: &matcherv3.HttpHeadersMatch{
+			Headers: []*routev3.HeaderMatcher{{
+				Name:                 ":status",
+				HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: regex(strings.Join(texts, "|"))},
+			}},
+		}},
+	}}
 }
 
 // orDefault gives a duration, or nil where it is not set or zero.

@@ -7,6 +7,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"google.golang.org/protobuf/types/known/structpb"
+	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
@@ -53,17 +54,33 @@ type assignmentKey struct {
 	subset    string
 	rule      *snapshot.DestinationRule // nil without a subset: then no rule matters
 	instances *snapshot.Instances
+	// near is where the caller is, and mesh what is said for all, where that matters.
+	near string
+	mesh *meshconfig.MeshConfig
 }
 
 func (c outbound) endpointsResource(s *snapshot.Snapshot) (*xds.Resource, error) {
 	instances := s.Instances(c.svc)
 	key := assignmentKey{svc: c.svc, port: c.port, subset: c.subset, instances: instances}
-	if c.subset != "" {
+	if c.subset != "" || c.near != "" {
 		key.rule = c.rule
 	}
+	if c.near != "" {
+		key.near, key.mesh = c.near, c.mesh
+	}
 	return s.Cache.Get(key, func() (*xds.Resource, error) {
-		return xds.NewResource(c.name(), loadAssignment(c.name(), c.endpoints(instances)))
+		return xds.NewResource(c.name(), c.assignment(instances))
 	})
+}
+
+// assignment is the cluster's endpoints, as the caller's place orders them.
+func (c outbound) assignment(instances *snapshot.Instances) *endpointv3.ClusterLoadAssignment {
+	eps := c.endpoints(instances)
+	out := loadAssignment(c.name(), eps)
+	if c.near != "" {
+		c.spread(out, eps)
+	}
+	return out
 }
 
 // endpoints are those of the cluster's port and subset.

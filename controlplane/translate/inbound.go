@@ -287,7 +287,7 @@ func inboundCluster(v view, port inboundPort) *clusterv3.Cluster {
 	c := &clusterv3.Cluster{
 		Name:            InboundCluster(port.number),
 		ConnectTimeout:  v.s.Mesh.GetConnectTimeout(),
-		CircuitBreakers: circuitBreakers(nil),
+		CircuitBreakers: circuitBreakers(nil, nil),
 	}
 	switch {
 	case port.protocol == registry.Undeclared:

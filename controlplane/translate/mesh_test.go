@@ -118,6 +118,10 @@ func node(t testing.TB, description string) *corev3.Node {
 		t.Fatal(err)
 	}
 	n := &corev3.Node{Cluster: name, Metadata: s, Id: strings.Join([]string{words[0], words[2], words[1], namespace + ".svc.cluster.local"}, "~")}
+	if v, ok := metadata["LOCALITY"].(string); ok { // a field of the node, and not of its metadata
+		parts := append(strings.SplitN(v, "/", 3), "", "")
+		n.Locality = &corev3.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
+	}
 	if v, ok := metadata["ENVOY_VERSION"].(string); ok { // the test's own word: Envoy says it otherwise
 		version := &typev3.SemanticVersion{}
 		if _, err := fmt.Sscanf(v, "%d.%d.%d", &version.MajorNumber, &version.MinorNumber, &version.Patch); err != nil {

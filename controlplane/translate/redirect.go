@@ -239,7 +239,7 @@ func (redirect) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 		out = append(out, c)
 	}
 	for _, name := range []string{inboundPassthroughCluster, PassthroughCluster} {
-		c := &clusterv3.Cluster{Name: name, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil)}
+		c := &clusterv3.Cluster{Name: name, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil)}
 		originalDestination(c)
 		setHTTPOptions(c, asCalled())
 		out = append(out, c)

@@ -9,6 +9,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	previousv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	prioritiesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/priority/previous_priorities/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -42,6 +43,14 @@ func (r routing) retries(in *networking.HTTPRetry) *routev3.RetryPolicy {
 		return nil
 	}
 	out.NumRetries = u32(uint32(in.GetAttempts()))
+	if in.GetRetryRemoteLocalities().GetValue() {
+		out.RetryPriority = &routev3.RetryPolicy_RetryPriority{
+			Name: "envoy.retry_priorities.previous_priorities",
+			ConfigType: &routev3.RetryPolicy_RetryPriority_TypedConfig{
+				TypedConfig: anyOf(&prioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 2}),
+			},
+		}
+	}
 	if in.GetRetryOn() != "" {
 		out.RetryOn, out.RetriableStatusCodes = parseRetryOn(in.GetRetryOn())
 	}

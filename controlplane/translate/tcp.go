@@ -1,12 +1,15 @@
 package translate
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	tcpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	extensions "istio.io/api/extensions/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -44,6 +47,9 @@ func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Fi
 	if v.metrics(at.direction()).measured {
 		t.AccessLogOptions = &tcpv3.TcpProxy_TcpAccessLogOptions{FlushAccessLogOnConnected: true}
 	}
+	if at.side != inboundSide {
+		v.ruleConnections(t, to)
+	}
 	if len(to) == 1 {
 		t.ClusterSpecifier = &tcpv3.TcpProxy_Cluster{Cluster: to[0].cluster}
 		return networkFilter("envoy.filters.network.tcp_proxy", t)
@@ -70,6 +76,31 @@ func (v view) tcpShares(svc *registry.Service, port uint32) []share {
 		}
 	}
 	return toCluster(OutboundCluster(svc.Hostname, "", port))
+}
+
+// ruleConnections sets what the rule of the first destination says of connections.
+func (v view) ruleConnections(t *tcpv3.TcpProxy, to []share) {
+	host, subset, number, ok := parseOutbound(to[0].cluster)
+	if !ok {
+		return
+	}
+	svc := v.scope.Service(host)
+	if svc == nil {
+		return
+	}
+	traffic := v.scope.DestinationRule(svc).Traffic(subset, number)
+	if idle := traffic.ConnectionPool.GetTcp().GetIdleTimeout(); idle != nil {
+		t.IdleTimeout = idle
+	}
+	if traffic.LoadBalancer.GetConsistentHash().GetUseSourceIp() {
+		t.HashPolicy = []*typev3.HashPolicy{{PolicySpecifier: &typev3.HashPolicy_SourceIp_{SourceIp: &typev3.HashPolicy_SourceIp{}}}}
+	}
+	if tunnel := traffic.Tunnel; tunnel != nil {
+		t.TunnelingConfig = &tcpv3.TcpProxy_TunnelingConfig{
+			Hostname: net.JoinHostPort(tunnel.GetTargetHost(), strconv.FormatUint(uint64(tunnel.GetTargetPort()), 10)),
+			UsePost:  strings.EqualFold(tunnel.GetProtocol(), "POST"),
+		}
+	}
 }
 
 // connectionRoutes are where connections to a service's port go that arrive at an address, the special ones before the
