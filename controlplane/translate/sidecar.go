@@ -59,7 +59,7 @@ func bounded(c *clusterv3.Cluster, port inboundPort, pool *networking.Connection
 	if pool == nil {
 		return
 	}
-	c.CircuitBreakers = circuitBreakers(pool)
+	c.CircuitBreakers = circuitBreakers(pool, nil)
 	connect(c, pool, nil)
 	if !port.protocol.MayBeHTTP() {
 		return
