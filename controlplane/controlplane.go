@@ -125,6 +125,8 @@ type Server struct {
 	registry  *prometheus.Registry
 	ports     *listeners
 
+	comparing chan struct{} // holds one while documents are compared, which is the most there is
+
 	serving atomic.Bool
 	close   sync.Once
 }
@@ -137,7 +139,7 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, registry: prometheus.NewRegistry()}
+	s := &Server{cfg: cfg, log: cfg.Logger, registry: prometheus.NewRegistry(), comparing: make(chan struct{}, 1)}
 	for _, step := range []func() error{s.readMesh, s.loadAuthority, s.openStores, s.openKeys, s.composeDiscovery, s.openPorts} {
 		if err := step(); err != nil {
 			return nil, err

@@ -14,6 +14,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
+// DebugHandler serves what the monitoring port does, for those who reach the server by other ways.
+func (s *Server) DebugHandler() http.Handler { return s.debugHandler() }
+
 // debugHandler serves port 15014.
 func (s *Server) debugHandler() http.Handler {
 	mux := http.NewServeMux()
@@ -34,6 +37,8 @@ func (s *Server) debugHandler() http.Handler {
 	mux.HandleFunc("GET /debug/registryz", s.serveRegistry)
 	mux.HandleFunc("GET /debug/config_dump", s.serveConfigDump)
 	mux.HandleFunc("GET /debug/registrations", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.registrar.Workloads()) })
+	mux.HandleFunc("GET /debug/describe", s.serveDescribe)
+	mux.HandleFunc("POST /debug/diff", s.serveDiff)
 	mux.HandleFunc("GET /debug", serveIndex)
 	mux.HandleFunc("GET /{$}", serveIndex)
 	return mux
@@ -46,6 +51,8 @@ func serveIndex(w http.ResponseWriter, _ *http.Request) {
 /ready                            200 when clients are served
 /debug/syncz                      connected clients: what each was sent, accepted and rejected
 /debug/config_dump?proxyID=ID     all resources of one client, by the id of its node
+/debug/describe?proxyID=ID        which documents apply to one client, and what that means
+/debug/diff                       POST: what other documents would change in each client
 /debug/registryz                  services and their endpoints
 /debug/configz                    documents, and what became of each
 /debug/registrations              workloads that registered themselves

@@ -87,6 +87,9 @@ func (m *Mesh) controlHandler() http.Handler {
 	mux.HandleFunc("POST /workloads/{name}/restart", func(w http.ResponseWriter, r *http.Request) {
 		order(func(ctx context.Context) error { return m.Restart(ctx, r.PathValue("name")) })(w, r)
 	})
+	mux.HandleFunc("/debug/", m.serveDebug)
+	mux.HandleFunc("/workloads/{name}/envoy/{page...}", m.serveWorkload(envoyPages, (*Instance).AdminAddress))
+	mux.HandleFunc("GET /workloads/{name}/agent/{page...}", m.serveWorkload(agentPages, (*Instance).StatusAddress))
 	mux.HandleFunc("GET /workloads/{name}/inside", func(w http.ResponseWriter, r *http.Request) {
 		in, err := m.inside(r.PathValue("name"))
 		if err != nil {

@@ -75,6 +75,15 @@ func (s *Server) Clients() []ClientStatus {
 	return clients
 }
 
+// Proxies gives what was made of the connected clients' nodes, by the clients' IDs.
+func (s *Server) Proxies() map[string]Proxy {
+	proxies := map[string]Proxy{}
+	for _, c := range s.snapshotConnections() {
+		proxies[c.id] = c.proxy
+	}
+	return proxies
+}
+
 func (s *Server) snapshotConnections() []*connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +197,11 @@ func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resour
 			if !ok || err != nil {
 				continue
 			}
-			resources[typeURL], err = found.generate(sub, sub.wildcard, sub.names.sorted())
+			wildcard, names := sub.wildcard, sub.names.sorted()
+			if routes := found.subs[RouteType]; typeURL == VirtualHostType && routes != nil {
+				wildcard, names = true, routes.names.sorted() // they follow the routes, and nobody asks for them by name
+			}
+			resources[typeURL], err = found.generate(sub, wildcard, names)
 		}
 	})
 	return resources, cmp.Or(doErr, err)

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/inspect"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+// proxyConfigOptions are the flags of `pilotfish proxy-config`.
+type proxyConfigOptions struct {
+	inquiry
+	admin, from, filter string
+	levels              []string
+}
+
+func newProxyConfigCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:     "proxy-config PART WORKLOAD",
+		Aliases: []string{"pc"},
+		Short:   "Show the configuration of one proxy: listeners, routes, clusters, endpoints, secrets, bootstrap, log",
+		Long: `Show a part of a proxy's configuration, as a table or, with -o json or yaml, whole. Listeners, routes, clusters and
+endpoints are shown as the control plane would have them (--from control-plane), or as the Envoy really has them
+(--from envoy). Secrets (never their keys), the bootstrap and the levels of the log only the Envoy knows.
+
+The Envoys of a mesh that runs here are reached by it; for another one give the address of its admin interface by
+--envoy-admin, where no control plane is needed.`,
+		Example: `  pilotfish proxy-config routes page-v1
+  pilotfish proxy-config clusters page-v1 --from envoy
+  pilotfish proxy-config log page-v1 --level router:debug
+  pilotfish proxy-config listeners --envoy-admin 127.0.0.1:15000`,
+	}
+	for _, part := range []struct{ name, alias, short string }{
+		{"listeners", "listener", "Show where it listens, and what becomes of connections"},
+		{"routes", "route", "Show where its requests go"},
+		{"clusters", "cluster", "Show what it can connect to, and how"},
+		{"endpoints", "endpoint", "Show the addresses behind its clusters"},
+		{"secrets", "secret", "Show its certificates and when they expire, never their keys"},
+		{"bootstrap", "", "Show what its Envoy was started with"},
+		{"log", "", "Show, or with --level set, the levels of its Envoy's log"},
+		{"all", "", "Show all that is sent to it"},
+	} {
+		c.AddCommand(newPartCommand(part.name, part.alias, part.short))
+	}
+	return c
+}
+
+func newPartCommand(part, alias, short string) *cobra.Command {
+	var o proxyConfigOptions
+	c := &cobra.Command{
+		Use: part + " [WORKLOAD]", Short: short, Args: cobra.MaximumNArgs(1), ValidArgsFunction: o.completeWorkloads,
+		RunE: func(c *cobra.Command, args []string) error { return o.run(c, part, args) },
+	}
+	if alias != "" {
+		c.Aliases = []string{alias}
+	}
+	o.flags(c)
+	c.Flags().StringVar(&o.admin, "envoy-admin", "", "address of the Envoy's admin interface")
+	if _, ok := inspect.Parts[part]; ok || part == "all" {
+		c.Flags().StringVar(&o.from, "from", "", "control-plane or envoy (default: the control plane, or the Envoy where --envoy-admin is given)")
+		c.Flags().StringVar(&o.filter, "filter", "", "only resources with this in their name")
+		complete(c, "from", "control-plane", "envoy")
+	}
+	if part == "log" {
+		c.Flags().StringSliceVar(&o.levels, "level", nil, "level to set, as LOGGER:LEVEL, or LEVEL for all: trace, debug, info, warning, error, critical, off")
+	}
+	return c
+}
+
+func (o *proxyConfigOptions) run(c *cobra.Command, part string, args []string) error {
+	if err := o.checkOutput(); err != nil {
+		return err
+	}
+	if o.from != "" && o.from != "envoy" && o.from != "control-plane" {
+		return usageError{fmt.Errorf("--from %q: use control-plane or envoy", o.from)}
+	}
+	var client *inspect.Client
+	var running *mesh.Client
+	var found xds.ClientStatus
+	switch {
+	case len(args) == 1:
+		var err error
+		if client, running, found, err = o.find(c.Context(), args[0]); err != nil {
+			return err
+		}
+	case o.admin == "":
+		return usageError{fmt.Errorf("name a workload, or an Envoy by --envoy-admin: `%s --help` says more", c.CommandPath())}
+	}
+	fromEnvoy := o.from == "envoy" || o.admin != "" && o.from == ""
+	_, tabled := inspect.Parts[part]
+	if (tabled || part == "all") && !fromEnvoy {
+		if client == nil {
+			return usageError{fmt.Errorf("name a workload: the control plane has more than one")}
+		}
+		all, err := client.Resources(c.Context(), found.ID)
+		if err != nil {
+			return err
+		}
+		return o.write(c.OutOrStdout(), part, all)
+	}
+	admin, err := envoyAdmin(running, found, o.admin)
+	if err != nil {
+		return err
+	}
+	return o.ofEnvoy(c, part, admin)
+}
+
+func (o *proxyConfigOptions) ofEnvoy(c *cobra.Command, part string, admin *inspect.Admin) error {
+	out := c.OutOrStdout()
+	switch part {
+	case "log":
+		text, err := admin.Levels(c.Context(), o.levels)
+		if err == nil {
+			_, err = io.WriteString(out, text)
+		}
+		return err
+	case "bootstrap":
+		bootstrap, err := admin.Bootstrap(c.Context())
+		if err != nil {
+			return err
+		}
+		if o.output == "" {
+			o.output = "yaml"
+		}
+		return printAs(out, bootstrap, o.output)
+	case "secrets":
+		secrets, err := admin.Secrets(c.Context())
+		if err != nil {
+			return err
+		}
+		if o.output != "" {
+			return printAs(out, secrets, o.output)
+		}
+		return inspect.WriteSecrets(out, secrets)
+	}
+	all, err := admin.Resources(c.Context())
+	if err != nil {
+		return err
+	}
+	return o.write(out, part, all)
+}
+
+// write writes a part of the resources, of those whose names are asked for.
+func (o *proxyConfigOptions) write(out io.Writer, part string, all map[string][]inspect.Resource) error {
+	types := inspect.Parts[part]
+	for typeURL, list := range all {
+		if part != "all" && !slices.Contains(types, typeURL) {
+			delete(all, typeURL)
+			continue
+		}
+		all[typeURL] = slices.DeleteFunc(list, func(r inspect.Resource) bool { return !strings.Contains(r.Name, o.filter) })
+	}
+	if o.output != "" {
+		return printAs(out, all, o.output)
+	}
+	if part != "all" {
+		return inspect.WriteTable(out, part, all)
+	}
+	for _, name := range []string{"listeners", "routes", "clusters", "endpoints"} {
+		if err := inspect.WriteTable(out, name, all); err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+	}
+	return nil
+}

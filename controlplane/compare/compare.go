@@ -1,0 +1,268 @@
+// Package compare says what differs for proxies between two states of a mesh, before the second is in force.
+package compare
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// maxLines is how many differing values of one resource are told.
+const maxLines = 40
+
+// Kind says what becomes of a resource.
+type Kind string
+
+// The kinds of changes.
+const (
+	Added   Kind = "added"
+	Removed Kind = "removed"
+	Changed Kind = "changed"
+)
+
+// Change is what becomes of one resource.
+type Change struct {
+	Type string `json:"type"`
+	Name string `json:"name"`
+	Kind Kind   `json:"kind"`
+	// Values are those that differ in a changed resource.
+	Values []Value `json:"values,omitempty"`
+	// More is how many further values differ.
+	More int `json:"more,omitempty"`
+}
+
+// Value is one value of a resource that differs; "" is none.
+type Value struct {
+	Path   string `json:"path"`
+	Before string `json:"before,omitempty"`
+	After  string `json:"after,omitempty"`
+}
+
+// Group is proxies for which the same changes.
+type Group struct {
+	Proxies []string `json:"proxies"`
+	Changes []Change `json:"changes"`
+}
+
+// Proxies compares what each proxy has in one snapshot with what it would have in another. Those for which the same
+// changes are told together; those for which nothing does are not told.
+func Proxies(before, after *snapshot.Snapshot, proxies []*translate.Proxy) ([]Group, error) {
+	var groups []Group
+	byContent := map[string]int{}
+	shown := map[string]Change{} // by what is compared: most proxies have the same resources
+	for _, p := range proxies {
+		changes, err := one(before, after, p, shown)
+		if err != nil {
+			return nil, fmt.Errorf("proxy %s: %w", p.ID, err)
+		}
+		if len(changes) == 0 {
+			continue
+		}
+		key, err := json.Marshal(changes)
+		if err != nil {
+			return nil, err
+		}
+		i, ok := byContent[string(key)]
+		if !ok {
+			i = len(groups)
+			byContent[string(key)] = i
+			groups = append(groups, Group{Changes: changes})
+		}
+		groups[i].Proxies = append(groups[i].Proxies, p.ID)
+	}
+	return groups, nil
+}
+
+func one(before, after *snapshot.Snapshot, p *translate.Proxy, shown map[string]Change) ([]Change, error) {
+	var changes []Change
+	old, err := All(before, p)
+	if err != nil {
+		return nil, err
+	}
+	now, err := All(after, p)
+	if err != nil {
+		return nil, err
+	}
+	for _, typeURL := range xds.Order {
+		list, err := differences(typeURL, old[typeURL], now[typeURL], shown)
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, list...)
+	}
+	return changes, nil
+}
+
+// All are all resources of a proxy, by type, whatever it asks for by name; secrets are left out.
+func All(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.Resource, error) {
+	all := map[string][]*xds.Resource{}
+	var err error
+	put := func(typeURL string, list []*xds.Resource, failed error) {
+		all[typeURL] = list
+		if failed != nil && err == nil {
+			err = fmt.Errorf("%s: %w", xds.ShortType(typeURL), failed)
+		}
+	}
+	clusters, failed := translate.Clusters(s, p)
+	put(xds.ClusterType, clusters, failed)
+	var assignments []string
+	for _, c := range clusters {
+		if c.Endpoints != "" {
+			assignments = append(assignments, c.Endpoints)
+		}
+	}
+	endpoints, failed := translate.Endpoints(s, p, assignments)
+	put(xds.EndpointType, endpoints, failed)
+	listeners, failed := translate.Listeners(s, p)
+	put(xds.ListenerType, listeners, failed)
+	routes, failed := translate.Routes(s, p, nil)
+	put(xds.RouteType, routes, failed)
+	hosts, failed := translate.VirtualHosts(s, p, nil)
+	put(xds.VirtualHostType, hosts, failed)
+	return all, err
+}
+
+func differences(typeURL string, before, after []*xds.Resource, shown map[string]Change) ([]Change, error) {
+	short := xds.ShortType(typeURL)
+	old := map[string]*xds.Resource{}
+	for _, r := range before {
+		old[r.Name] = r
+	}
+	var changes []Change
+	for _, r := range after {
+		o := old[r.Name]
+		delete(old, r.Name)
+		switch {
+		case o == nil:
+			changes = append(changes, Change{Type: short, Name: r.Name, Kind: Added})
+		case o.Version != r.Version:
+			key := strings.Join([]string{short, r.Name, o.Version, r.Version}, "\x00")
+			c, ok := shown[key]
+			if !ok {
+				var err error
+				if c, err = changed(short, o, r); err != nil {
+					return nil, err
+				}
+				shown[key] = c
+			}
+			changes = append(changes, c)
+		}
+	}
+	for name := range old {
+		changes = append(changes, Change{Type: short, Name: name, Kind: Removed})
+	}
+	slices.SortFunc(changes, func(a, b Change) int { return strings.Compare(a.Name, b.Name) })
+	return changes, nil
+}
+
+func changed(short string, before, after *xds.Resource) (Change, error) {
+	c := Change{Type: short, Name: after.Name, Kind: Changed}
+	old, err := flat(before)
+	if err != nil {
+		return c, err
+	}
+	now, err := flat(after)
+	if err != nil {
+		return c, err
+	}
+	paths := map[string]bool{}
+	for p, v := range old {
+		if now[p] != v {
+			paths[p] = true
+		}
+	}
+	for p, v := range now {
+		if old[p] != v {
+			paths[p] = true
+		}
+	}
+	for _, p := range slices.Sorted(maps.Keys(paths)) {
+		if len(c.Values) == maxLines {
+			c.More++
+			continue
+		}
+		c.Values = append(c.Values, Value{Path: p, Before: old[p], After: now[p]})
+	}
+	return c, nil
+}
+
+// flat gives the values of a resource by their paths. Items of lists that have a name go by it, so that one that comes
+// or goes does not make all behind it differ.
+func flat(r *xds.Resource) (map[string]string, error) {
+	message, err := r.Body.UnmarshalNew()
+	if err != nil {
+		return nil, fmt.Errorf("resource %q: %w", r.Name, err)
+	}
+	if _, secret := message.(*tlsv3.Secret); secret {
+		return map[string]string{"": r.Version}, nil
+	}
+	data, err := protojson.Marshal(message)
+	if err != nil {
+		return nil, fmt.Errorf("resource %q: %w", r.Name, err)
+	}
+	var tree any
+	if err := json.Unmarshal(data, &tree); err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	flatten(tree, "", out)
+	return out, nil
+}
+
+func flatten(v any, path string, out map[string]string) {
+	switch v := v.(type) {
+	case map[string]any:
+		if len(v) == 0 {
+			out[path] = "{}"
+		}
+		for key, value := range v {
+			if path == "" {
+				flatten(value, key, out)
+			} else {
+				flatten(value, path+"."+key, out)
+			}
+		}
+	case []any:
+		seen := map[string]int{}
+		for i, item := range v {
+			label := itemName(item)
+			if label == "" {
+				label = fmt.Sprint(i)
+			} else if seen[label]++; seen[label] > 1 {
+				label = fmt.Sprintf("%s#%d", label, seen[label])
+			}
+			flatten(item, path+"["+label+"]", out)
+		}
+	case string:
+		out[path] = v
+	default:
+		data, _ := json.Marshal(v) // of what was JSON
+		out[path] = string(data)
+	}
+}
+
+// itemName is what an item of a list goes by.
+func itemName(item any) string {
+	switch item := item.(type) {
+	case string:
+		return item
+	case map[string]any:
+		if name, ok := item["name"].(string); ok {
+			return name
+		}
+		if endpoint, ok := item["endpoint"].(map[string]any); ok {
+			address, _ := json.Marshal(endpoint["address"])
+			return string(address)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,249 @@
+package describe
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+)
+
+// routeWords say what becomes of requests, route by route.
+func routeWords(vs *networking.VirtualService) []string {
+	var out []string
+	for _, r := range vs.GetHttp() {
+		out = append(out, matchWords(r)+actionWords(r)+extraWords(r))
+	}
+	for _, r := range vs.GetTcp() {
+		out = append(out, "connections go to "+layer4Words(r.GetRoute()))
+	}
+	for _, r := range vs.GetTls() {
+		var names []string
+		for _, m := range r.GetMatch() {
+			names = append(names, m.GetSniHosts()...)
+		}
+		out = append(out, fmt.Sprintf("TLS for %s goes to %s", strings.Join(names, ", "), layer4Words(r.GetRoute())))
+	}
+	return out
+}
+
+func matchWords(r *networking.HTTPRoute) string {
+	if len(r.GetMatch()) == 0 {
+		return "requests "
+	}
+	var ways []string
+	for _, m := range r.GetMatch() {
+		var parts []string
+		parts = append(parts, stringWords("path", m.GetUri())...)
+		parts = append(parts, stringWords("method", m.GetMethod())...)
+		parts = append(parts, stringWords("authority", m.GetAuthority())...)
+		var names []string
+		for name := range m.GetHeaders() {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			if words := stringWords("header "+name, m.GetHeaders()[name]); len(words) > 0 {
+				parts = append(parts, words...)
+			} else {
+				parts = append(parts, "a header "+name)
+			}
+		}
+		if len(m.GetQueryParams())+len(m.GetWithoutHeaders())+len(m.GetSourceLabels()) > 0 {
+			parts = append(parts, "further conditions")
+		}
+		if len(parts) == 0 {
+			parts = []string{"anything"}
+		}
+		ways = append(ways, strings.Join(parts, " and "))
+	}
+	return "requests with " + strings.Join(ways, ", or ") + " "
+}
+
+func stringWords(what string, m *networking.StringMatch) []string {
+	switch t := m.GetMatchType().(type) {
+	case *networking.StringMatch_Exact:
+		return []string{fmt.Sprintf("%s %q", what, t.Exact)}
+	case *networking.StringMatch_Prefix:
+		return []string{fmt.Sprintf("%s %q…", what, t.Prefix)}
+	case *networking.StringMatch_Regex:
+		return []string{fmt.Sprintf("%s like %q", what, t.Regex)}
+	}
+	return nil
+}
+
+func actionWords(r *networking.HTTPRoute) string {
+	switch {
+	case r.GetRedirect() != nil:
+		return "are redirected"
+	case r.GetDirectResponse() != nil:
+		return fmt.Sprintf("are answered with %d", r.GetDirectResponse().GetStatus())
+	case r.GetDelegate() != nil:
+		return "are left to VirtualService " + r.GetDelegate().GetNamespace() + "/" + r.GetDelegate().GetName()
+	}
+	var targets []string
+	for _, d := range r.GetRoute() {
+		target := destinationWords(d.GetDestination())
+		if len(r.GetRoute()) > 1 {
+			target = fmt.Sprintf("%d to %s", d.GetWeight(), target)
+		}
+		targets = append(targets, target)
+	}
+	if len(targets) > 1 {
+		return "go, by weight, " + strings.Join(targets, ", ")
+	}
+	return "go to " + strings.Join(targets, "")
+}
+
+func destinationWords(d *networking.Destination) string {
+	words := d.GetHost()
+	if d.GetSubset() != "" {
+		words += " " + d.GetSubset()
+	}
+	if d.GetPort().GetNumber() != 0 {
+		words += fmt.Sprintf(":%d", d.GetPort().GetNumber())
+	}
+	return words
+}
+
+func layer4Words(routes []*networking.RouteDestination) string {
+	var targets []string
+	for _, d := range routes {
+		targets = append(targets, destinationWords(d.GetDestination()))
+	}
+	return strings.Join(targets, ", ")
+}
+
+func extraWords(r *networking.HTTPRoute) string {
+	var extra []string
+	if r.GetTimeout() != nil {
+		extra = append(extra, "at most "+r.GetTimeout().AsDuration().String())
+	}
+	if r.GetRetries() != nil {
+		extra = append(extra, fmt.Sprintf("%d retries", r.GetRetries().GetAttempts()))
+	}
+	if r.GetFault().GetAbort() != nil {
+		extra = append(extra, fmt.Sprintf("%g%% fail on purpose", r.GetFault().GetAbort().GetPercentage().GetValue()))
+	}
+	if r.GetFault().GetDelay() != nil {
+		extra = append(extra, fmt.Sprintf("%g%% are delayed on purpose", r.GetFault().GetDelay().GetPercentage().GetValue()))
+	}
+	if r.GetMirror() != nil || len(r.GetMirrors()) > 0 {
+		extra = append(extra, "with a copy to others")
+	}
+	if r.GetRewrite() != nil {
+		extra = append(extra, "rewritten")
+	}
+	if len(extra) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(extra, ", ") + ")"
+}
+
+// trafficWords say how connections are made and what limits them.
+func trafficWords(t snapshot.Traffic) []string {
+	var out []string
+	if t.TLS != nil {
+		out = append(out, "TLS: "+t.TLS.GetMode().String())
+	}
+	if lb := t.LoadBalancer; lb != nil {
+		switch {
+		case lb.GetConsistentHash() != nil:
+			out = append(out, "balanced by consistent hash")
+		case lb.GetSimple() != networking.LoadBalancerSettings_UNSPECIFIED:
+			out = append(out, "balanced by "+lb.GetSimple().String())
+		}
+	}
+	pool := t.ConnectionPool
+	if n := pool.GetTcp().GetMaxConnections(); n > 0 {
+		out = append(out, fmt.Sprintf("at most %d connections", n))
+	}
+	if n := pool.GetHttp().GetHttp1MaxPendingRequests(); n > 0 {
+		out = append(out, fmt.Sprintf("at most %d requests that wait", n))
+	}
+	if n := pool.GetHttp().GetHttp2MaxRequests(); n > 0 {
+		out = append(out, fmt.Sprintf("at most %d requests at a time", n))
+	}
+	if o := t.OutlierDetection; o != nil {
+		out = append(out, fmt.Sprintf("endpoints are left out after %d errors (5xx) in a row", max(o.GetConsecutive_5XxErrors().GetValue(), o.GetConsecutiveGatewayErrors().GetValue())))
+	}
+	return out
+}
+
+// access says who may call the workload.
+func (d *Description) access(s *snapshot.Snapshot, p *translate.Proxy) {
+	var allow, deny, custom int
+	for _, policy := range s.Policies(p.Namespace, p.Labels) {
+		d.Policies = append(d.Policies, document(policy.Resource, policyWords(policy.Spec)...))
+		switch policy.Spec.GetAction() {
+		case security.AuthorizationPolicy_ALLOW:
+			allow++
+		case security.AuthorizationPolicy_DENY:
+			deny++
+		case security.AuthorizationPolicy_CUSTOM:
+			custom++
+		}
+	}
+	if custom > 0 {
+		d.Access = append(d.Access, "what CUSTOM policies match is asked of an external authorizer first")
+	}
+	if deny > 0 {
+		d.Access = append(d.Access, "what a DENY policy matches is refused")
+	}
+	switch {
+	case allow > 0:
+		d.Access = append(d.Access, "of the rest only what an ALLOW policy matches is let in")
+	case deny+custom > 0:
+		d.Access = append(d.Access, "the rest is let in")
+	default:
+		d.Access = append(d.Access, "everyone may call it: no AuthorizationPolicy applies")
+	}
+}
+
+func policyWords(spec *security.AuthorizationPolicy) []string {
+	action := spec.GetAction().String()
+	if len(spec.GetRules()) == 0 {
+		return []string{action + ": nothing, for it has no rules"}
+	}
+	var out []string
+	for _, rule := range spec.GetRules() {
+		words := action + ":"
+		var from []string
+		for _, f := range rule.GetFrom() {
+			src := f.GetSource()
+			from = append(from, slices.Concat(src.GetPrincipals(), src.GetNamespaces(), src.GetServiceAccounts(), src.GetIpBlocks(), src.GetRemoteIpBlocks(), src.GetRequestPrincipals(),
+				prefixed("not ", slices.Concat(src.GetNotPrincipals(), src.GetNotNamespaces(), src.GetNotServiceAccounts(), src.GetNotIpBlocks(), src.GetNotRemoteIpBlocks(), src.GetNotRequestPrincipals())))...)
+		}
+		if len(from) > 0 {
+			words += " from " + strings.Join(from, ", ")
+		} else {
+			words += " from anyone"
+		}
+		var to []string
+		for _, t := range rule.GetTo() {
+			op := t.GetOperation()
+			to = append(to, strings.Join(slices.Concat(op.GetMethods(), op.GetHosts(), prefixed("port ", op.GetPorts()), op.GetPaths(),
+				prefixed("not ", slices.Concat(op.GetNotMethods(), op.GetNotHosts(), op.GetNotPorts(), op.GetNotPaths()))), " "))
+		}
+		if len(to) > 0 {
+			words += " to " + strings.Join(to, ", ")
+		}
+		for _, when := range rule.GetWhen() {
+			words += fmt.Sprintf(" when %s is %s", when.GetKey(), strings.Join(append(when.GetValues(), prefixed("not ", when.GetNotValues())...), ", "))
+		}
+		out = append(out, words)
+	}
+	return out
+}
+
+func prefixed(prefix string, list []string) []string {
+	out := make([]string, len(list))
+	for i, item := range list {
+		out[i] = prefix + item
+	}
+	return out
+}

@@ -1,0 +1,68 @@
+package inspect
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+func client(node string, since time.Time) xds.ClientStatus {
+	return xds.ClientStatus{ID: node + "-1", Node: "sidecar~10.0.0.1~" + node + "~x", Connected: since}
+}
+
+func TestAWorkloadIsFoundByWhatPeopleCallIt(t *testing.T) {
+	now := time.Now()
+	clients := []xds.ClientStatus{client("page-v1.shop", now), client("page-v2.shop", now), client("page-v1.test", now), client("db.shop", now), client("db.shop", now.Add(time.Second))}
+	for what, want := range map[string]string{"page-v1.shop": "page-v1.shop", "page-v2": "page-v2.shop", "db": "db.shop", "page-v1.t": "page-v1.test"} {
+		if got, err := Find(clients, what); err != nil || Name(got) != want {
+			t.Errorf("%q is %s, %v", what, Name(got), err)
+		}
+	}
+	if got, _ := Find(clients, "db"); !got.Connected.After(now) {
+		t.Error("of two connections the older one is taken")
+	}
+	for _, what := range []string{"page-v1", "page", "nobody"} {
+		if got, err := Find(clients, what); err == nil {
+			t.Errorf("%q is %s", what, Name(got))
+		}
+	}
+}
+
+func TestSecretsDoNotLeaveTheMachine(t *testing.T) {
+	dir := t.TempDir()
+	text := "kind: Service\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Secret\ndata:\n  tls.key: aGlkZGVu\n---\n{\"kind\": \"Secret\", \"data\": {\"k\": \"aGlkZGVu\"}}\n---\nkind: Gateway\n"
+	for name, content := range map[string]string{"a.yaml": text, "b.txt": "kind: no", ".hidden.yaml": "kind: no"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := ReadFiles([]string{dir})
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	got := files[0].Text
+	if strings.Contains(got, "aGlkZGVu") || !strings.Contains(got, "kind: Service") || !strings.Contains(got, "kind: Gateway") {
+		t.Errorf("what is sent is\n%s", got)
+	}
+	if strings.Count(got, "\n") != strings.Count(text, "\n") {
+		t.Error("the lines of the other documents have moved")
+	}
+	if _, err := ReadFiles([]string{filepath.Join(dir, "none")}); err == nil {
+		t.Error("a directory that is not there can be read")
+	}
+}
+
+func TestEnvoysOwnDumpsReadLikeTheControlPlanes(t *testing.T) {
+	got, err := parseTree([]byte(`{"dynamic_active_clusters": [{"cluster": {"eds_cluster_config": {}, "metadata": {"filter.a_b": 1}}}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := got.at("dynamicActiveClusters").list()[0].at("cluster")
+	if !c.has("edsClusterConfig") || !c.at("metadata").has("filter.a_b") {
+		t.Errorf("the dump is %v", got.v)
+	}
+}
