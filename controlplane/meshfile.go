@@ -58,6 +58,9 @@ func readMeshFile(path string) ([]byte, *meshconfig.MeshConfig, error) {
 	if _, err := protoyaml.Unmarshal(string(text), mesh); err != nil {
 		return text, nil, fmt.Errorf("mesh configuration %s: %w; the fields are those of Istio's MeshConfig", path, err)
 	}
+	if _, err := config.CheckMesh(mesh); err != nil {
+		return text, nil, fmt.Errorf("mesh configuration %s: %w", path, err)
+	}
 	return text, mesh, nil
 }
 
@@ -109,8 +112,12 @@ func (f *meshFile) mesh() *meshconfig.MeshConfig {
 func (f *meshFile) problems() []config.Problem {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.problem == nil {
-		return nil
+	warnings, _ := config.CheckMesh(f.current) // it was checked when it came into force
+	for i := range warnings {
+		warnings[i].At = config.Position{File: f.path}
 	}
-	return []config.Problem{*f.problem}
+	if f.problem != nil {
+		warnings = append([]config.Problem{*f.problem}, warnings...)
+	}
+	return warnings
 }

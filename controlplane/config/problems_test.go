@@ -16,6 +16,12 @@ func wrap(kind, spec string) string {
 		apiVersion = "v1"
 	case "PeerAuthentication", "AuthorizationPolicy":
 		apiVersion = "security.istio.io/v1"
+	case "Telemetry":
+		apiVersion = "telemetry.istio.io/v1"
+	case "WasmPlugin":
+		apiVersion = "extensions.istio.io/v1alpha1"
+	case "ProxyConfig":
+		apiVersion = "networking.istio.io/v1beta1"
 	}
 	return fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: x}\nspec:\n  %s\n", apiVersion, kind, strings.ReplaceAll(spec, "\n", "\n  "))
 }
