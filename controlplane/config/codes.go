@@ -117,7 +117,7 @@ var codes = []CodeInfo{
 	{UnknownCredential, "unknown credential", "A certificate is named that is not there.", "Add the Secret, or correct its name."},
 	{UnknownIdentity, "unknown identity", "A policy names a namespace or service account that no known workload has.", "Correct the name; the form of a principal is TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT."},
 	{KeysNotFetched, "keys not fetched", "The keys of a token issuer cannot be fetched; those from before stay in use, and without any all its tokens are refused.", "Make the address reachable for the control plane, correct it, or give the keys in jwks."},
-	{UnknownProvider, "unknown provider", "A policy names an external authorizer that the mesh configuration does not define, or that cannot be asked: what its rules match is denied.", "Add the provider to extensionProviders of the mesh configuration, or correct its name."},
+	{UnknownProvider, "unknown provider", "A policy or Telemetry names an extension provider that the mesh configuration does not define, or that cannot be reached: what a policy's rules match is denied; logs, traces and metrics are not made.", "Add the provider to extensionProviders of the mesh configuration, or correct its name."},
 
 	{HostTaken, "host taken", "Two VirtualServices have routes for one host; sidecars follow the older one only.", "Put all routes of the host into one VirtualService, or delegate."},
 	{UnreachableRoute, "unreachable route", "A route or match is never reached, since one before it takes all that it matches.", "Move the more special match first, or remove it."},

@@ -30,6 +30,7 @@ func (s *Snapshot) Problems() []config.Problem {
 		c.selectors()
 		c.withoutSidecar()
 		c.peerPorts()
+		c.telemetries()
 		slices.SortStableFunc(c.problems, byPlace)
 		s.checked.problems = c.problems
 	})
