@@ -200,7 +200,8 @@ func (s *Server) composeDiscovery() (err error) {
 	if err != nil {
 		return err
 	}
-	s.findings = &findings{store: s.joined, latest: func() *snapshot.Snapshot { return s.feed.snapshot() }, log: s.log, wake: make(chan struct{}, 1)}
+	s.findings = &findings{store: s.joined, latest: func() *snapshot.Snapshot { return s.feed.snapshot() }, log: s.log, wake: make(chan struct{}, 1), written: s.written}
+	s.registry.MustRegister(&meshMetrics{latest: s.findings.latest, findings: s.findings.counts, started: time.Now()})
 	s.feed = &feed{
 		findings: s.findings, journal: changes,
 		store: s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), roots: s.authority.RootPEM, virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
@@ -278,6 +279,11 @@ func (s *Server) Status() Status {
 
 // problems are what is wrong with the documents themselves, with their names across stores, and with what they refer to.
 func (s *Server) problems() []config.Problem {
+	return append(s.written(), s.findings.problems()...)
+}
+
+// written are the problems of the documents by themselves.
+func (s *Server) written() []config.Problem {
 	all := []config.Problem{}
 	if s.meshFile != nil {
 		all = append(all, s.meshFile.problems()...)
@@ -289,7 +295,7 @@ func (s *Server) problems() []config.Problem {
 	if latest := s.feed.snapshot(); latest != nil {
 		all = append(all, keyProblems(latest, s.keys.Failures())...)
 	}
-	return append(config.Unsuppressed(all, s.joined), s.findings.problems()...)
+	return config.Unsuppressed(all, s.joined)
 }
 
 // Authority is the certificate authority, which also issues tokens.

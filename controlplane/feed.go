@@ -156,6 +156,10 @@ func (f *feed) build() {
 	f.busy = false
 	f.mu.Unlock()
 	f.metrics.built(start, since)
+	f.metrics.triggered(change)
+	for _, key := range keys {
+		f.metrics.updates.WithLabelValues(string(key.Kind)).Inc()
+	}
 	f.keys.Want(next.KeyAddresses())
 	f.log.Debug("configuration pushed", "changed", len(keys), "full", change.Full, "build", time.Since(start))
 	f.findings.note()

@@ -28,11 +28,14 @@ var ofWorkloads = []config.Code{
 type findings struct {
 	store  config.Store
 	latest func() *snapshot.Snapshot
-	log    *slog.Logger
-	wake   chan struct{} // a snapshot was built; holds one
+	// written are the problems of documents by themselves.
+	written func() []config.Problem
+	log     *slog.Logger
+	wake    chan struct{} // a snapshot was built; holds one
 
 	mu    sync.Mutex
 	since map[config.Problem]time.Time // of those that may pass
+	found map[finding]int              // when it was last looked
 
 	told map[config.Problem]bool // that were logged and still are; of the goroutine that logs
 }
@@ -61,9 +64,29 @@ func (f *findings) run(ctx context.Context) {
 			return
 		case <-time.After(findingsPause):
 		}
-		f.tell(f.problems())
+		problems := f.problems()
+		f.count(problems)
+		f.tell(problems)
 		again.Reset(passing + time.Second) // what may pass is looked at again when it has had its time
 	}
+}
+
+// count keeps how many there are of what.
+func (f *findings) count(problems []config.Problem) {
+	found := map[finding]int{}
+	for _, p := range slices.Concat(problems, f.written()) {
+		found[finding{p.Code, p.Severity}]++
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.found = found
+}
+
+// counts are how many findings there were when the documents were last compared.
+func (f *findings) counts() map[finding]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.found
 }
 
 // tell logs the problems that are new.

@@ -14,6 +14,7 @@ import (
 // metrics bear istiod's names where it has the same thing, so that its dashboards work.
 type metrics struct {
 	debounce, snapshot prometheus.Histogram
+	triggers, updates  *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -23,11 +24,19 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Help: "Seconds from the first change of a batch to the beginning of its build."}),
 		snapshot: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_pushcontext_init_seconds", Buckets: buckets,
 			Help: "Seconds that building a snapshot takes."}),
+		triggers: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_push_triggers",
+			Help: "Pushes, by what they were made for."}, []string{"type"}),
+		updates: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_inbound_updates",
+			Help: "Documents that were added, changed or removed, by kind."}, []string{"type"}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilotfish_build_info", Help: "What was built.",
 		ConstLabels: prometheus.Labels{"version": version.Version, "commit": version.Commit}})
 	build.Set(1)
-	r.MustRegister(m.debounce, m.snapshot, build)
+	// By this name istiod's dashboards find the versions that run.
+	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilot_info", Help: "The control plane's version.",
+		ConstLabels: prometheus.Labels{"version": version.Version}})
+	info.Set(1)
+	r.MustRegister(m.debounce, m.snapshot, m.triggers, m.updates, build, info)
 	return m
 }
 

@@ -1,0 +1,49 @@
+package controlplane_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+func TestMetricsTellOfTheMeshAndOfWhatIsWrongWithIt(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), fmt.Sprintf(shopService, "reviews")+fmt.Sprintf(shopRoute, "reviews", "/a")+
+		strings.Replace(fmt.Sprintf(shopRoute, "reviews", "/b"), "{name: reviews,", "{name: second,", 1)+"kind: Nonsense\napiVersion: v1\nmetadata: {name: x}\n")
+	p := start(t, controlplane.Config{ConfigDirs: []string{dir}, Ports: freePorts})
+	wants := []string{
+		"pilot_services 1\n", "pilot_virt_services 2\n", "pilot_eds_no_instances 1\n", "pilot_vservice_dup_domain 1\n", "pilot_destrule_subsets 0\n",
+		`pilotfish_findings{code="PF0201",severity="warning"} 1`, `pilotfish_findings{code="PF0002",severity="error"} 1`,
+		`pilot_push_triggers{type="global"} 1`, "istiod_uptime_seconds ", "pilot_info{",
+	}
+	testenv.Eventually(t, "the metrics tell of the mesh", func() error {
+		_, text := p.get("/metrics")
+		for _, want := range wants {
+			if !strings.Contains(text, want) {
+				return fmt.Errorf("the metrics lack %q", want)
+			}
+		}
+		return nil
+	})
+}
+
+// Each of our metrics has a row in the documents, and each row a metric.
+func TestEveryMetricIsInTheDocuments(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", "control-plane.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, controlplane.Config{ConfigDirs: []string{t.TempDir()}, Ports: freePorts})
+	_, scraped := p.get("/metrics")
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE ((?:pilot|pilotfish|citadel|istiod|auto_reg)\w*) `).FindAllStringSubmatch(scraped, -1) {
+		if !strings.Contains(string(text), "`"+m[1]) && !strings.Contains(string(text), "…"+m[1][strings.LastIndexByte(m[1], '_'):]) {
+			t.Errorf("docs/control-plane.md does not tell of %s", m[1])
+		}
+	}
+}
