@@ -77,6 +77,7 @@ func runCommand(ctx context.Context, cfg Config) error {
 	if cfg.StateDir, err = stateDir(cfg.StateDir); err != nil {
 		return err
 	}
+	go giveBack(ctx)
 	server, err := New(cfg)
 	if err != nil {
 		return err

@@ -146,25 +146,46 @@ type plainHostKey struct {
 	patches string
 }
 
-// ruledHostKey is all that a virtual host with rules depends on: what they refer to is part of the scope.
+// ruledHostKey is all that a virtual host with rules depends on. Of the scope that is what the rules lead to, or all.
 type ruledHostKey struct {
-	scope  *snapshot.Scope
-	route  string
-	name   string
-	labels string
+	rule    *snapshot.VirtualService
+	uses    snapshot.Uses
+	svc     *registry.Service
+	own     *snapshot.DestinationRule // the service's
+	port    uint32
+	domains string
+	mesh    *meshconfig.MeshConfig
+
+	scope     *snapshot.Scope // nil unless all of it matters
+	namespace string
+	route     string
+	name      string
+	labels    string
 	// patches are those of EnvoyFilters.
 	patches string
+}
+
+func (v view) ruledHostKey(route string, h planned) ruledHostKey {
+	key := ruledHostKey{
+		rule: h.rule, svc: h.svc, own: v.scope.DestinationRule(h.svc), port: h.port, domains: strings.Join(h.domains, " "), mesh: v.s.Mesh,
+		namespace: v.p.Namespace, route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
+	}
+	var ok bool
+	if key.uses, ok = v.scope.Uses(h.rule); !ok {
+		key.scope = v.scope
+	}
+	return key
 }
 
 // hostApart makes a planned virtual host once for all proxies that it is the same for; nil when its rule has nothing for
 // this caller.
 func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
-	var key any = ruledHostKey{scope: v.scope, route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route)}
-	if h.svc != nil && (h.rule == nil || len(h.rule.Spec.GetHttp()) == 0) {
-		key = plainHostKey{
-			route: route, svc: h.svc, port: h.port, domains: strings.Join(h.domains, " "),
-			rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route),
-		}
+	var key any = plainHostKey{
+		route: route, svc: h.svc, port: h.port, domains: strings.Join(h.domains, " "),
+		rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route),
+	}
+	if h.svc == nil || h.rule != nil && len(h.rule.Spec.GetHttp()) > 0 {
+		key = v.ruledHostKey(route, h)
 	}
 	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
 		host := v.virtualHost(h)
