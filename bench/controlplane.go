@@ -218,7 +218,7 @@ func (r *planeRun) comeBack() error {
 		return err
 	}
 	r.print("all come back", report, cpu)
-	time.Sleep(3 * time.Second) // for what memory there is when nothing happens
+	time.Sleep(6 * time.Second) // for what memory there is when nothing happens
 	fmt.Printf("  %-18s %s\n", "at rest", r.memory())
 	return nil
 }
