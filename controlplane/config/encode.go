@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // encode writes a resource as a document that a Parser reads as the same resource.
@@ -66,7 +67,14 @@ func encodeMessage(m protoreflect.Message) any {
 	switch m.Descriptor().FullName() {
 	case "google.protobuf.Duration":
 		return m.Interface().(*durationpb.Duration).AsDuration().String()
-	case "google.protobuf.BoolValue", "google.protobuf.UInt32Value", "google.protobuf.DoubleValue":
+	case "google.protobuf.Struct":
+		return m.Interface().(*structpb.Struct).AsMap()
+	case "google.protobuf.ListValue":
+		return m.Interface().(*structpb.ListValue).AsSlice()
+	case "google.protobuf.Value":
+		return m.Interface().(*structpb.Value).AsInterface()
+	case "google.protobuf.BoolValue", "google.protobuf.UInt32Value", "google.protobuf.DoubleValue", "google.protobuf.Int32Value",
+		"google.protobuf.UInt64Value", "google.protobuf.Int64Value", "google.protobuf.StringValue":
 		return m.Get(m.Descriptor().Fields().ByName("value")).Interface()
 	}
 	fields := map[string]any{}

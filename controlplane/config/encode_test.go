@@ -1,6 +1,29 @@
 package config
 
-import "testing"
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"strings"
+	"testing"
+)
+
+func someCertificate(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
 
 // roundTrip checks that a resource is read again as it was written.
 func roundTrip(t *testing.T, r *Resource) {
@@ -26,6 +49,9 @@ func TestKeptDocumentsAreReadAsTheyWere(t *testing.T) {
 		wrap("DestinationRule", "{host: a, trafficPolicy: {loadBalancer: {consistentHash: {httpCookie: {name: c, ttl: 0s}, ringHash: {minimumRingSize: 9007199254740993}}}, outlierDetection: {consecutive5xxErrors: 7, interval: 1h0m0.000000001s}}}"),
 		wrap("PeerAuthentication", "{selector: {matchLabels: {a: b}}, portLevelMtls: {80: {mode: DISABLE}}}"),
 		wrap("VirtualService", "{hosts: [a], http: [{match: [{headers: {x: {}, y: {exact: \"\\u0001<é\"}}}], fault: {abort: {httpStatus: 500, percentage: {value: 0.1}}}, route: [{destination: {host: a}}]}]}"),
+		wrap("EnvoyFilter", "{configPatches: [{applyTo: CLUSTER, match: {context: ANY}, patch: {operation: MERGE, value: {a: 1, b: 0.5, c: [x, true, null, {d: 4294967295}], e: \"1\", f: {}}}}]}"),
+		wrap("Sidecar", "{ingress: [{port: {number: 80, protocol: HTTP, name: a}, defaultEndpoint: 127.0.0.1:80, captureMode: NONE}], egress: [{hosts: [./*]}]}"),
+		"apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {ca.crt: \"" + strings.ReplaceAll(someCertificate(t), "\n", "\\n") + "\"}",
 		wrap("Service", "{ports: [{port: 80, targetPort: http}], clusterIP: None}"),
 	} {
 		resources, problems := Parse("f", []byte(text))

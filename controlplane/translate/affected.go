@@ -51,6 +51,9 @@ func (a *affected) services(change snapshot.Change) {
 		}
 		if a.scope.MaySee(svc) {
 			a.namesake(svc)
+			if a.passesOn() {
+				a.all(xds.ClusterType)
+			}
 			a.clusters(svc, xds.ClusterType, xds.EndpointType)
 			a.all(xds.RouteType, xds.VirtualHostType, xds.NameTableType)
 			if a.listensForServices() {
@@ -145,6 +148,9 @@ func (a *affected) resource(r *config.Resource) {
 	case *networking.Gateway:
 		if a.p.Type == Router && snapshot.Selects(spec.GetSelector(), a.p.Labels) {
 			a.all(xds.SecretType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
+			if slices.ContainsFunc(spec.GetServers(), func(s *networking.Server) bool { return server{spec: s}.autoPassthrough() }) {
+				a.all(xds.ClusterType, xds.EndpointType)
+			}
 		}
 	case *extensions.WasmPlugin:
 		if near && snapshot.PolicyApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
@@ -274,6 +280,9 @@ func (a *affected) destinationRule(r *config.Resource, spec *networking.Destinat
 	// A rule that says nothing of connections may hide one that does, or have hidden it.
 	if snapshot.Connects(spec) || a.s.AnyConnecting() {
 		a.all(xds.ListenerType)
+	}
+	if a.passesOn() {
+		a.all(xds.ClusterType, xds.EndpointType, xds.ListenerType)
 	}
 	// What consistent hashing goes by is in the routes. A rule without it may hide one with it, or have hidden it.
 	if snapshot.Hashes(spec) || a.s.AnyHashing() {

@@ -279,6 +279,6 @@ func (gateway) route(v view, name string) (*xds.Resource, error) {
 
 func (gateway) hostPlan(view, string) *hostPlan { return nil }
 
-func (gateway) ownClusters(s *snapshot.Snapshot, _ *Proxy) []*clusterv3.Cluster {
-	return []*clusterv3.Cluster{blackHole(s)}
+func (gateway) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
+	return append(newView(s, p).autoClusters(), blackHole(s))
 }

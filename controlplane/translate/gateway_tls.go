@@ -114,6 +114,9 @@ func tlsVersion(v networking.ServerTLSSettings_TLSProtocol) tlsv3.TlsParameters_
 // connectionChains are the chains of a server that passes connections on as they are: by the TLS handshake's server name
 // where TLS passes through, else all to one place.
 func (v view) connectionChains(s server) []*listenerv3.FilterChain {
+	if s.autoPassthrough() {
+		return v.autoChains(s)
+	}
 	r := v.routing(s.gw.FullName(), s.spec.GetPort().GetNumber())
 	var out []*listenerv3.FilterChain
 	for _, vs := range v.s.VirtualServicesForGateway(s.gw.FullName(), v.p.Namespace) {

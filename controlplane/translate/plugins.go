@@ -122,8 +122,11 @@ func (v view) networkPlugins(t traffic, phases ...extensions.PluginPhase) []*lis
 // Extensions are the named configurations of filters that the proxy's listeners refer to; names that lead nowhere are left
 // out. No names at all: all.
 func Extensions(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
+	v := newView(s, p)
 	var out []*xds.Resource
-	for _, plugin := range newView(s, p).plugins() {
+	taken := map[string]bool{}
+	for _, plugin := range v.plugins() {
+		taken[pluginName(plugin)] = true
 		if name := pluginName(plugin); len(names) == 0 || slices.Contains(names, name) {
 			r, err := pluginResource(s, plugin)
 			if err != nil {
@@ -132,7 +135,8 @@ func Extensions(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource
 			out = append(out, r)
 		}
 	}
-	return out, nil
+	patched, err := v.patchedExtensions(func(name string) bool { return !taken[name] && (len(names) == 0 || slices.Contains(names, name)) })
+	return append(out, patched...), err
 }
 
 // pluginKey is all that a plugin's configuration depends on.

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // edge is the address of a port of the gateway.
@@ -113,6 +114,34 @@ data: {tls.crt: $SERVER_CRT, tls.key: $SERVER_KEY, ca.crt: $CA_CRT}
 				}
 				return refused(w.atEdge(8445, "four.tls.example"))
 			}},
+		{name: "gateway passes the tls of the mesh on", docs: `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: $HOST}
+spec: {selector: {istio: ingressgateway}, servers: [{port: {number: 8446, name: tls, protocol: TLS}, hosts: ["*.local"], tls: {mode: AUTO_PASSTHROUGH}}]}
+`, check: func(w *world, host string) error {
+			conn, err := w.Dial(w.ctx, "", "tcp", w.edge(8446))
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			var shown string
+			secured := tls.Client(conn, &tls.Config{
+				ServerName: "outbound_.80_._." + host + ".default.svc.cluster.local", NextProtos: []string{"istio-h2", "istio", "h2"}, InsecureSkipVerify: true,
+				VerifyConnection: func(s tls.ConnectionState) error {
+					shown = s.PeerCertificates[0].URIs[0].String()
+					return nil
+				},
+			})
+			_ = conn.SetDeadline(time.Now().Add(requestTimeout))
+			if err := secured.Handshake(); err != nil && shown == "" {
+				return err
+			}
+			if !strings.HasSuffix(shown, "/ns/default/sa/server") {
+				return fmt.Errorf("who answers is %s", shown)
+			}
+			return nil
+		}},
 		{name: "gateway hosts of several documents share a port", docs: edgeDocs(
 			`{port: {number: 8090, name: http, protocol: HTTP}, hosts: [first.example]}`, toHost) + `
 ---
@@ -198,6 +227,37 @@ spec:
 				return fmt.Errorf("%s, %w", toJSON(got), err)
 			}
 			_, err = w.expect(200, "client", "http://"+host+"/patched")
+			return err
+		}},
+		{name: "envoyfilter gives a filter its configuration by name", alone: []string{"guarded"}, docs: `
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: $HOST}
+spec:
+  workloadSelector: {labels: {app: guarded}}
+  configPatches:
+  - applyTo: EXTENSION_CONFIG
+    patch:
+      operation: ADD
+      value:
+        name: $HOST
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua
+          default_source_code: {inline_string: "function envoy_on_response(handle) handle:headers():add('x-extension', 'ran') end"}
+  - applyTo: HTTP_FILTER
+    match: {context: SIDECAR_INBOUND, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager, subFilter: {name: envoy.filters.http.router}}}}}
+    patch:
+      operation: INSERT_BEFORE
+      value:
+        name: $HOST
+        config_discovery:
+          config_source: {ads: {}, resource_api_version: V3}
+          type_urls: [type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua]
+`, check: func(w *world, _ string) error {
+			got, err := w.expect(200, "client", "http://guarded/")
+			if err == nil && got.Header.Get("X-Extension") != "ran" {
+				err = errors.New(toJSON(got))
+			}
 			return err
 		}},
 		{name: "envoyfilter that would break a listener is left out", alone: []string{"guarded"}, docs: `
