@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/inspect"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
@@ -179,6 +180,8 @@ its calls go out. Each document is named with its place.`,
 func newDiffCommand() *cobra.Command {
 	var q inquiry
 	var exitCode bool
+	var from string
+	var proxies []string
 	c := &cobra.Command{
 		Use:   "diff DIR|FILE...",
 		Short: "Show what a changed directory would change in each proxy, before it is applied",
@@ -187,21 +190,20 @@ place of those that the control plane reads from files now; and what is to be sa
 force. Proxies for which the same changes are told together. Kubernetes Secrets are not sent along: what is made of them is
 not compared.
 
+With --from, two directories are compared without asking a control plane, for the proxies that --proxy describes.
+
 It ends with status 0, 1 when it could not be told (with --exit-code also when something would change), and 2 when the
 flags are wrong or something named cannot be read.`,
 		Example: `  pilotfish diff ./config.new
-  pilotfish diff ./config.new -o json`,
+  pilotfish diff ./config.new -o json
+  pilotfish diff ./config.new --from ./config --proxy reviews-v1.shop:app=reviews,version=v1 --proxy router/edge.shop:istio=edge`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			files, err := inspect.ReadFiles(args)
 			if err != nil {
 				return usageError{err}
 			}
-			client, _, err := q.connect()
-			if err != nil {
-				return err
-			}
-			answer, err := client.Diff(c.Context(), files)
+			answer, err := q.diff(c.Context(), files, from, proxies)
 			if err != nil {
 				return err
 			}
@@ -217,8 +219,34 @@ flags are wrong or something named cannot be read.`,
 		},
 	}
 	q.flags(c)
+	c.Flags().StringVar(&from, "from", "", "directory or file to compare with, in place of what a control plane has")
+	c.Flags().StringArrayVar(&proxies, "proxy", nil, "with --from: a proxy, as [router/]NAME.NAMESPACE:LABEL=VALUE,…; may be repeated")
+	c.MarkFlagsRequiredTogether("from", "proxy")
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "end with status 1 when something would change")
 	return c
+}
+
+// diff asks a control plane, or compares by itself where it is told what with.
+func (q *inquiry) diff(ctx context.Context, files []controlplane.DiffFile, from string, proxies []string) (controlplane.DiffAnswer, error) {
+	if from == "" {
+		client, _, err := q.connect()
+		if err != nil {
+			return controlplane.DiffAnswer{}, err
+		}
+		return client.Diff(ctx, files)
+	}
+	if err := q.checkOutput(); err != nil {
+		return controlplane.DiffAnswer{}, err
+	}
+	before, err := inspect.ReadFiles([]string{from})
+	if err != nil {
+		return controlplane.DiffAnswer{}, usageError{err}
+	}
+	answer, err := inspect.DiffOffline(before, files, proxies)
+	if err != nil {
+		err = usageError{err}
+	}
+	return answer, err
 }
 
 // envoyAdmin are the pages of one Envoy: of the mesh that runs here, or at an address.

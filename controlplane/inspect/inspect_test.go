@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
@@ -64,5 +65,29 @@ func TestEnvoysOwnDumpsReadLikeTheControlPlanes(t *testing.T) {
 	c := got.at("dynamicActiveClusters").list()[0].at("cluster")
 	if !c.has("edsClusterConfig") || !c.at("metadata").has("filter.a_b") {
 		t.Errorf("the dump is %v", got.v)
+	}
+}
+
+func TestTwoDirectoriesAreComparedWithoutAControlPlane(t *testing.T) {
+	file := func(weight string) []controlplane.DiffFile {
+		return []controlplane.DiffFile{{Name: "a.yaml", Text: "apiVersion: v1\nkind: Service\nmetadata: {name: reviews, namespace: shop}\nspec: {selector: {app: reviews}, ports: [{name: http, port: 80}]}\n---\n" +
+			"apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: reviews, namespace: shop}\nspec: {hosts: [reviews], http: [{timeout: " + weight + ", route: [{destination: {host: reviews}}]}]}\n"}}
+	}
+	answer, err := DiffOffline(file("3s"), file("5s"), []string{"page.shop:app=page", "router/edge.shop:istio=edge"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := WriteDiff(&out, answer.Proxies, answer.Groups, answer.Problems); err != nil {
+		t.Fatal(err)
+	}
+	const want = "\npage.shop\n  ~ vhds 80/reviews.shop.svc.cluster.local:80\n      ~ routes[0].route.timeout: 3s → 5s\n\n1 of 2 proxies would be changed\n"
+	if out.String() != want {
+		t.Errorf("the difference is\n%s\nnot\n%s", out.String(), want)
+	}
+	for _, bad := range []string{"page", "page.shop:app", "."} {
+		if _, err := DiffOffline(nil, nil, []string{bad}); err == nil {
+			t.Errorf("the proxy %q is taken", bad)
+		}
 	}
 }

@@ -1,0 +1,52 @@
+package compare
+
+import (
+	"fmt"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+)
+
+// ParseProxy reads a proxy that is not connected, as people describe it: "NAME.NAMESPACE", and behind a colon its labels,
+// as in "reviews-v1.shop:app=reviews,version=v1"; with "router/" before it, it is a gateway. It is taken to capture its
+// workload's traffic, and to have the newest Envoy.
+func ParseProxy(text string) (*translate.Proxy, error) {
+	kind, rest := "sidecar", text
+	if name, ok := strings.CutPrefix(text, "router/"); ok {
+		kind, rest = "router", name
+	}
+	id, list, _ := strings.Cut(rest, ":")
+	name, namespace, ok := strings.Cut(id, ".")
+	if !ok || name == "" || namespace == "" {
+		return nil, fmt.Errorf("proxy %q has not the form NAME.NAMESPACE:LABEL=VALUE,…", text)
+	}
+	labels := map[string]any{}
+	for item := range strings.SplitSeq(list, ",") {
+		key, value, ok := strings.Cut(item, "=")
+		if !ok && item != "" {
+			return nil, fmt.Errorf("proxy %q: the label %q has no value", text, item)
+		}
+		if key != "" {
+			labels[key] = value
+		}
+	}
+	metadata, err := structpb.NewStruct(map[string]any{"NAME": name, "NAMESPACE": namespace, "LABELS": labels})
+	if err != nil {
+		return nil, fmt.Errorf("proxy %q: %w", text, err)
+	}
+	p, err := translate.ParseProxy(&corev3.Node{
+		Id: kind + "~198.18.0.1~" + id + "~" + namespace + ".svc.cluster.local", Metadata: metadata,
+		UserAgentVersionType: &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{
+			Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40},
+		}},
+	}, "")
+	if err != nil {
+		return nil, err
+	}
+	p.HostsApart = p.TakesHostsApart()
+	return p, nil
+}

@@ -1,0 +1,41 @@
+package inspect
+
+import (
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+)
+
+// DiffOffline compares two sets of files for proxies that are described, without asking anyone.
+func DiffOffline(before, after []controlplane.DiffFile, described []string) (controlplane.DiffAnswer, error) {
+	answer := controlplane.DiffAnswer{Problems: []config.Problem{}, Groups: []compare.Group{}, Proxies: len(described)}
+	var proxies []*translate.Proxy
+	for _, text := range described {
+		p, err := compare.ParseProxy(text)
+		if err != nil {
+			return answer, err
+		}
+		proxies = append(proxies, p)
+	}
+	old, _ := offline(before)
+	next, problems := offline(after)
+	answer.Problems = append(answer.Problems, problems...)
+	groups, err := compare.Proxies(old, next, proxies)
+	answer.Groups = append(answer.Groups, groups...)
+	return answer, err
+}
+
+func offline(files []controlplane.DiffFile) (*snapshot.Snapshot, []config.Problem) {
+	store := config.NewMemoryStore()
+	var problems []config.Problem
+	for _, f := range files {
+		resources, found := config.Parser{Check: envoyfilter.Check}.Parse(f.Name, []byte(f.Text))
+		problems = append(problems, found...)
+		store.Put(resources...)
+	}
+	s := snapshot.Build(nil, snapshot.Inputs{Store: store}, nil)
+	return s, append(problems, config.Unsuppressed(s.Problems(), store)...)
+}
