@@ -27,11 +27,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Debounce says how changes are collected before they become one push.
+// Debounce says how changes are collected before they become one push. The first change of a quiet time is not collected: it
+// goes at once.
 type Debounce struct {
 	After time.Duration // this long after the last change; default 10 ms
 	Max   time.Duration // but this long after the first at most; default 1 s
 }
+
+// quiet is how long no change came for the next one to be the first of a quiet time.
+func (d Debounce) quiet() time.Duration { return 10 * d.After }
 
 // Config is all that a control plane can be told. The zero value of a field is its default.
 type Config struct {

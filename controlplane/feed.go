@@ -81,16 +81,19 @@ func (f *feed) begin() {
 func (f *feed) run(ctx context.Context) {
 	f.noteAll()
 	f.build()
+	var last time.Time // of a batch
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-f.wake:
 		}
-		if !f.settle(ctx) {
+		// The first change of a quiet time goes at once. Where one follows another, more are to be expected.
+		if time.Since(last) < f.debounce.quiet() && !f.settle(ctx) {
 			return
 		}
 		f.build()
+		last = time.Now()
 	}
 }
 

@@ -1,0 +1,252 @@
+package controlplane_test
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
+	"github.com/pilotfish-mesh/pilotfish/internal/meshedit"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// edits is how many random edits each of these tests makes; all of them:
+// go test ./controlplane -run RequestFails -edits 1000
+var edits = flag.Int("edits", 100, "random edits under traffic")
+
+const keptServices = 4
+
+// edited is a mesh that is edited under traffic: what it serves, its documents, and a caller's Envoy.
+type edited struct {
+	t       *testing.T
+	network string // "127.170.1"
+	dir     string
+	config  string // a file: without mutual TLS, for which the caller has no certificate
+	mesh    *meshedit.Mesh
+	last    atomic.Value // the last edit, for the message
+	answers atomic.Int64
+	failed  chan string
+}
+
+func newEdited(t *testing.T, network string) *edited {
+	e := &edited{t: t, network: network, dir: t.TempDir(), failed: make(chan string, 1)}
+	e.mesh = meshedit.New(11, meshedit.Options{Kept: keptServices, Port: 9080, Address: func(service, instance int) string {
+		return fmt.Sprintf("%s.%d", network, 10+service%30*4+instance)
+	}})
+	e.config = filepath.Join(t.TempDir(), "mesh.yaml")
+	write(t, e.config, "enableAutoMtls: false\n")
+	for service := range keptServices {
+		for instance := range 4 {
+			e.serve(fmt.Sprintf("%s.%d", network, 10+service*4+instance))
+		}
+	}
+	for _, document := range e.mesh.Documents() {
+		e.apply(document)
+	}
+	return e
+}
+
+func (e *edited) serve(address string) {
+	e.t.Helper()
+	l, err := net.Listen("tcp", address+":9080")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "ok")
+	})}}
+	s.Start()
+	e.t.Cleanup(s.Close)
+}
+
+func (e *edited) apply(edit meshedit.Edit) {
+	e.t.Helper()
+	path := filepath.Join(e.dir, edit.File())
+	e.last.Store(edit.Key.String() + " " + string(edit.Document))
+	if edit.Document == nil {
+		_ = os.Remove(path)
+		return
+	}
+	write(e.t, path, string(edit.Document))
+}
+
+func (e *edited) envoy(version string, host string, port int) *envoytest.Envoy {
+	e.t.Helper()
+	return envoytest.Start(e.t, testenv.EnvoyOf(e.t, version), e.t.TempDir(),
+		fmt.Sprintf(bootstrap, e.network+".2", e.network+".3", host, port))
+}
+
+// traffic asks kept services through the caller's Envoy, on connections that stay, until stop is closed.
+func (e *edited) traffic(stop chan struct{}) *sync.WaitGroup {
+	var callers sync.WaitGroup
+	sidecar := &url.URL{Scheme: "http", Host: e.network + ".2:15080"}
+	for caller := range 4 {
+		client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{Proxy: http.ProxyURL(sidecar)}}
+		callers.Go(func() {
+			defer client.CloseIdleConnections()
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				host := e.mesh.Host((caller + n) % keptServices)
+				if err := e.call(client, host, n); err != nil {
+					select {
+					case e.failed <- fmt.Sprintf("%s: %v, after %d answers; the last edit was %s", host, err, e.answers.Load(), e.last.Load()):
+					default:
+					}
+					return
+				}
+				e.answers.Add(1)
+			}
+		})
+	}
+	return &callers
+}
+
+func (e *edited) call(client http.Client, host string, n int) error {
+	request, err := http.NewRequest(http.MethodGet, fmt.Sprintf("http://%s/p%d", host, n%7), nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("X-User", fmt.Sprintf("u%d", n%5))
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && (response.StatusCode != http.StatusOK || string(body) != "ok") {
+		err = fmt.Errorf("status %d, %q", response.StatusCode, body)
+	}
+	return err
+}
+
+// ready waits until all kept services answer.
+func (e *edited) ready() {
+	e.t.Helper()
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{
+		Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: e.network + ".2:15080"}), DisableKeepAlives: true}}
+	for service := range keptServices {
+		testenv.Eventually(e.t, "service answers", func() error { return e.call(client, e.mesh.Host(service), 0) })
+	}
+}
+
+// run makes the edits, a few milliseconds apart, while traffic flows; each is told its number.
+func (e *edited) run(each func(n int)) {
+	e.t.Helper()
+	stop := make(chan struct{})
+	callers := e.traffic(stop)
+	defer callers.Wait()
+	defer close(stop)
+	pace := time.NewTicker(10 * time.Millisecond)
+	defer pace.Stop()
+	for n := range *edits {
+		e.apply(e.mesh.Edit())
+		each(n)
+		select {
+		case failure := <-e.failed:
+			e.t.Fatalf("edit %d: %s", n, failure)
+		case <-pace.C:
+		}
+	}
+}
+
+// done proves that nothing failed afterwards either.
+func (e *edited) done() {
+	e.t.Helper()
+	select {
+	case failure := <-e.failed:
+		e.t.Fatal(failure)
+	default:
+	}
+	if e.answers.Load() < int64(*edits) {
+		e.t.Fatalf("only %d requests were made", e.answers.Load())
+	}
+	e.t.Logf("%d edits, %d requests, none failed", *edits, e.answers.Load())
+}
+
+func TestNoRequestFailsUnderRandomEdits(t *testing.T) {
+	for i, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			e := newEdited(t, fmt.Sprintf("127.170.%d", 10+i))
+			p := start(t, controlplane.Config{ConfigDirs: []string{e.dir}, MeshConfigFile: e.config, Address: e.network + ".1"})
+			e.envoy(version, e.network+".1", int(p.PlainAddr().Port()))
+			e.ready()
+			e.run(func(int) {})
+			testenv.Eventually(t, "Envoy is in sync", func() error {
+				st := p.Status()
+				if len(st.Clients) == 1 && st.Clients[0].InSync && !st.Pending {
+					return nil
+				}
+				return fmt.Errorf("clients are %+v", st.Clients)
+			})
+			e.ready()
+			e.done()
+		})
+	}
+}
+
+// killable is a control plane in a process of its own.
+func (e *edited) killable(state, port string) *exec.Cmd {
+	e.t.Helper()
+	cmd := exec.Command(testenv.Bin(e.t, "pilotfish"), "control-plane", "--config-dir", e.dir, "--mesh-config", e.config, "--state-dir", state, "--log-level", "error",
+		"--address", e.network+".1", "--port", port, "--secure-port", "-2", "--monitoring-port", "-2", "--token-port", "-2")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	exited := make(chan struct{})
+	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+		close(exited)
+	}()
+	if err := <-started; err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { _ = cmd.Process.Kill(); <-exited })
+	return cmd
+}
+
+func TestNoRequestFailsWhenTheControlPlaneIsKilledUnderRandomEdits(t *testing.T) {
+	for i, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
+		t.Run(version, func(t *testing.T) {
+			e := newEdited(t, fmt.Sprintf("127.170.%d", 20+i))
+			state := filepath.Join(t.TempDir(), "state")
+			plane := e.killable(state, "15010")
+			e.envoy(version, e.network+".1", 15010)
+			e.ready()
+			kills := 0
+			e.run(func(n int) {
+				if n%50 == 25 {
+					_ = plane.Process.Kill()
+					kills++
+				}
+				if n%50 == 35 {
+					plane = e.killable(state, "15010")
+				}
+			})
+			e.ready()
+			e.done()
+			t.Logf("the control plane was killed %d times", kills)
+		})
+	}
+}
