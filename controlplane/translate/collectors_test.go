@@ -64,7 +64,7 @@ const collectors = `{"extensionProviders": [
 
 // TestTracesAndLogsReachTheirCollectors by each protocol, with the tags that documents give them.
 func TestTracesAndLogsReachTheirCollectors(t *testing.T) {
-	bothEnvoys(t, 216, func(t *testing.T, version string, network int) {
+	bothEnvoys(t, 176004, func(t *testing.T, version string, network int) {
 		w := &world{version: version, network: network, plane: newPlane(t)}
 		mesh := &meshconfig.MeshConfig{}
 		if err := protojson.Unmarshal([]byte(collectors), mesh); err != nil {

@@ -42,7 +42,7 @@ func answering(word string) []byte {
 // TestPluginsRunWhereTheyAreWanted with a real module in Envoy's V8: on one side, on one port, and no more when the document
 // is gone.
 func TestPluginsRunWhereTheyAreWanted(t *testing.T) {
-	bothEnvoys(t, 196, func(t *testing.T, version string, network int) {
+	bothEnvoys(t, 176002, func(t *testing.T, version string, network int) {
 		module := filepath.Join(t.TempDir(), "answer.wasm")
 		if err := os.WriteFile(module, answering("wasm"), 0o644); err != nil {
 			t.Fatal(err)

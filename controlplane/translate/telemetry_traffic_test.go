@@ -55,7 +55,7 @@ func measuringEnvoys(t *testing.T, network int, run func(t *testing.T, version s
 
 // TestStandardMetricsTellWhoCalledWhom from both sides, of requests and connections, as documents change them.
 func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
-	measuringEnvoys(t, 176, func(t *testing.T, version string, network int) {
+	measuringEnvoys(t, 176001, func(t *testing.T, version string, network int) {
 		w := newWorld(t, version, network, pair)
 		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/bad" {
