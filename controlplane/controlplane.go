@@ -67,7 +67,10 @@ type Config struct {
 	// Keys says how the keys of RequestAuthentications are fetched.
 	Keys     KeyFetching
 	Debounce Debounce
-	Logger   *slog.Logger
+	// AutomaticScope has sidecars hold the clusters that their workloads use, and ask for others when they need them. A
+	// node's metadata PILOTFISH_SCOPE (automatic, or all) decides for one.
+	AutomaticScope bool
+	Logger         *slog.Logger
 }
 
 // lastGoodFile is in the state directory. Its name has no ending: the state directory may be inside a configuration
@@ -124,6 +127,7 @@ type Server struct {
 	meshFile  *meshFile // nil without a file
 	discovery *xds.Server
 	feed      *feed
+	learned   *learned
 	findings  *findings
 	keys      *jwks.Fetcher
 	registry  *prometheus.Registry
@@ -198,8 +202,9 @@ func (s *Server) openStores() (err error) {
 func (s *Server) composeDiscovery() (err error) {
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	changes := &journal{}
+	s.learned = openLearned(filepath.Join(s.cfg.StateDir, learnedFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
-		Source: source{s.log, s.registrar, changes}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
+		Source: source{s.log, s.registrar, changes, s.learned, s.cfg.AutomaticScope}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
 	})
 	if err != nil {
 		return err
@@ -230,6 +235,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop() // before waiting
 	background.Go(func() { s.feed.run(ctx) })
 	background.Go(func() { s.findings.run(ctx) })
+	background.Go(func() { s.learned.run(ctx) })
 	background.Go(func() { _ = s.keys.Run(ctx) })      // ends with the context only
 	background.Go(func() { _ = s.registrar.Run(ctx) }) // it has no errors
 	if s.dirs != nil {

@@ -20,6 +20,8 @@ type source struct {
 	log       *slog.Logger
 	registrar *registration.Registrar
 	journal   *journal
+	learned   *learned
+	scoped    bool // by default
 }
 
 // Connect accepts a proxy whose node is understood and fits the identity that it proved.
@@ -33,11 +35,15 @@ func (s source) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (
 	}
 	p.HostsApart = peer.Delta && p.TakesHostsApart()
 	connected := proxy{Proxy: p, journal: s.journal}
+	p.OnDemand = (s.scoped && p.Scope != "all" || p.Scope == "automatic") && p.AsksForClusters()
 	if p.AutoRegisterGroup != "" {
 		if connected.registered, err = s.register(p); err != nil {
 			return nil, s.refuse(codes.FailedPrecondition, peer, err)
 		}
 		context.AfterFunc(ctx, connected.registered.Disconnect)
+	}
+	if p.OnDemand { // by the labels that it has now
+		connected.onDemand = newOnDemand(p, s.learned)
 	}
 	return connected, nil
 }
@@ -65,6 +71,7 @@ type proxy struct {
 	*translate.Proxy
 	journal    *journal
 	registered *registration.Registration // nil unless it is of a WorkloadGroup
+	onDemand   *onDemand                  // nil unless it asks for clusters as it needs them
 }
 
 // Report takes what an agent reports of its workload's health.
@@ -80,7 +87,18 @@ func (p proxy) Affected(state xds.State, change xds.Change) xds.Touches {
 	if !ok {
 		c = snapshot.Change{Full: true}
 	}
-	return translate.Affected(state.(*snapshot.Snapshot), p.Proxy, c)
+	touches := translate.Affected(state.(*snapshot.Snapshot), p.Proxy, c)
+	if p.onDemand != nil {
+		touches = p.onDemand.affected(state.(*snapshot.Snapshot), touches)
+	}
+	return touches
+}
+
+// Resume takes up what a client that comes back has.
+func (p proxy) Resume(typeURL string, names []string) {
+	if p.onDemand != nil && typeURL == xds.ClusterType {
+		p.onDemand.resume(names)
+	}
 }
 
 // Generate gives the resources of one type. Clusters and listeners are sent to everyone whole; the others by name only.
@@ -94,6 +112,9 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 	}
 	switch typeURL {
 	case xds.ClusterType:
+		if p.onDemand != nil {
+			return p.onDemand.clusters(s, wildcard, names)
+		}
 		if wildcard {
 			return translate.Clusters(s, p.Proxy)
 		}

@@ -90,6 +90,9 @@ func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 		out = append(out, forwardByNameFilter())
 	}
 	out = append(out, v.pluginFilters(t, extensions.PluginPhase_UNSPECIFIED_PHASE)...)
+	if v.p.OnDemand && t.side == outboundSide {
+		out = append(out, onDemandFilter())
+	}
 	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 }
 

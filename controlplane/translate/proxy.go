@@ -75,6 +75,10 @@ type Proxy struct {
 	Certificates bool
 	// Workload is what the proxy's workload is called, as a Deployment is: without what tells its copies apart.
 	Workload string
+	// OnDemand: it asks for clusters of services as it needs them, and holds no others. Scope is what its node says of
+	// that: automatic, all, or nothing.
+	OnDemand bool
+	Scope    string
 	// EnvoyVersion is what the node says of its Envoy: major, minor, patch; zero when it does not say.
 	EnvoyVersion [3]uint32
 	// HostsApart: it gets virtual hosts by themselves, and not within their route configurations.
@@ -122,6 +126,7 @@ type metadata struct {
 	Generator    string `json:"GENERATOR"`
 	Certificates string `json:"CERTIFICATE_PROVIDER"`
 	Workload     string `json:"WORKLOAD_NAME"`
+	Scope        string `json:"PILOTFISH_SCOPE"`
 }
 
 // ParseProxy reads a proxy from the node of its first request. identity is the SPIFFE ID that it proved, or empty on a
@@ -139,6 +144,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
 	p.Metadata = textOf(node.GetMetadata())
 	p.IstioVersion = p.Metadata["ISTIO_VERSION"]
+	p.Scope = m.Scope
 	p.Proxyless, p.Certificates = m.Generator == grpcGenerator, m.Certificates != ""
 	version := node.GetUserAgentBuildVersion().GetVersion()
 	p.Network, p.Locality = m.Network, localityName(node.GetLocality())
@@ -203,7 +209,8 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 		"UPSTREAM_LISTENERS": &m.Upstreams, "PUBLISH": &m.Publish, "POD_PORTS": &m.PodPorts,
 		"NETWORK": &m.Network, "AUTO_REGISTER_GROUP": &m.RegisterGroup, "PROXY_CONFIG": &m.ProxyConfig,
 		"GENERATOR": &m.Generator, "CERTIFICATE_PROVIDER": &m.Certificates,
-		"WORKLOAD_NAME": &m.Workload,
+		"PILOTFISH_SCOPE": &m.Scope,
+		"WORKLOAD_NAME":   &m.Workload,
 	} {
 		if raw, ok := fields[name]; ok && string(raw) != "null" {
 			if err := json.Unmarshal(raw, to); err != nil {

@@ -50,6 +50,9 @@ func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Fi
 	if at.side != inboundSide {
 		v.ruleConnections(t, to)
 	}
+	if v.p.OnDemand && at.side == outboundSide {
+		t.OnDemand = tcpOnDemand()
+	}
 	if len(to) == 1 {
 		t.ClusterSpecifier = &tcpv3.TcpProxy_Cluster{Cluster: to[0].cluster}
 		return networkFilter("envoy.filters.network.tcp_proxy", t)

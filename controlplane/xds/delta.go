@@ -23,6 +23,9 @@ func (c *connection) handleDelta(r *request) error {
 	answer := c.answered(sub, r)
 	a := sub.subscribeDelta(r, fresh)
 	c.mu.Unlock()
+	if p, ok := c.proxy.(Resumer); ok && fresh {
+		p.Resume(r.typeURL, mapKeys(r.initial))
+	}
 	if r.typeURL == RouteType {
 		if fresh {
 			c.apart.came(r.initial)

@@ -181,6 +181,11 @@ type Proxy interface {
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
 }
 
+// Resumer is a Proxy that wants to know what its client has when it comes back, before that is compared.
+type Resumer interface {
+	Resume(typeURL string, names []string)
+}
+
 // Reporter is a Proxy that wants to know how its client's workload is.
 type Reporter interface {
 	// Report is called when the client's agent has found the workload healthy, or not and why. It must not block.

@@ -86,3 +86,15 @@ func (e *Envoy) Get(path string) (string, error) {
 
 // Output is what Envoy has printed.
 func (e *Envoy) Output() string { return e.output.String() }
+
+// Stop ends it before the test does.
+func (e *Envoy) Stop() error {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Post(e.admin+"/quitquitquit", "", nil)
+	if err != nil {
+		return err
+	}
+	_ = response.Body.Close()
+	<-e.exited
+	return nil
+}

@@ -1,0 +1,92 @@
+package controlplane
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// onDemand is which clusters one proxy holds that asks for them as it needs them: those that its workload was seen to use
+// before, those that it came with, and those that it asked for since. It lets none of them go while it is connected: to
+// Envoy a cluster that was taken away is lost.
+type onDemand struct {
+	proxy    *translate.Proxy
+	learned  *learned
+	workload string
+	has      map[string]bool
+}
+
+func newOnDemand(p *translate.Proxy, l *learned) *onDemand {
+	o := &onDemand{proxy: p, learned: l, workload: workloadOf(p), has: map[string]bool{}}
+	for _, name := range l.of(o.workload) {
+		o.has[name] = true
+	}
+	return o
+}
+
+// workloadOf names what instances of a workload have in common.
+func workloadOf(p *translate.Proxy) string {
+	return p.Namespace + "/" + p.ServiceAccount + "/" + p.Workload
+}
+
+// resume takes up what a proxy that comes back has.
+func (o *onDemand) resume(names []string) {
+	for _, name := range names {
+		if isOutbound(name) {
+			o.has[name] = true
+		}
+	}
+}
+
+func isOutbound(name string) bool { return strings.HasPrefix(name, "outbound|") }
+
+func (o *onDemand) clusters(s *snapshot.Snapshot, wildcard bool, names []string) ([]*xds.Resource, error) {
+	for _, name := range names {
+		if isOutbound(name) && !o.has[name] {
+			o.has[name] = true
+			o.learned.note(o.workload, name)
+		}
+	}
+	if !wildcard {
+		return translate.AskedClusters(s, o.proxy, names)
+	}
+	needed, err := translate.NeededClusters(s, o.proxy)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range needed {
+		o.has[name] = true
+	}
+	held := make([]string, 0, len(o.has))
+	for name := range o.has {
+		held = append(held, name)
+	}
+	slices.Sort(held)
+	return translate.HeldClusters(s, o.proxy, held)
+}
+
+// affected leaves out what the proxy does not hold, and adds what it has to hold from now on.
+func (o *onDemand) affected(s *snapshot.Snapshot, touches xds.Touches) xds.Touches {
+	clusters := touches[xds.ClusterType]
+	if clusters.All {
+		return touches
+	}
+	clusters.Names = slices.DeleteFunc(slices.Clone(clusters.Names), func(name string) bool { return isOutbound(name) && !o.has[name] })
+	if rules := touches[xds.RouteType]; rules.All || len(rules.Names) > 0 || touches[xds.ListenerType].All || len(touches[xds.VirtualHostType].Names) > 0 {
+		needed, err := translate.NeededClusters(s, o.proxy)
+		if err != nil {
+			return xds.Everything()
+		}
+		for _, name := range needed {
+			if !o.has[name] {
+				o.has[name] = true
+				clusters.Names = append(clusters.Names, name)
+			}
+		}
+	}
+	touches[xds.ClusterType] = clusters
+	return touches
+}
