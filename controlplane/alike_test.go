@@ -136,19 +136,21 @@ func fetch(t *testing.T, p *plane, id string, has map[string]map[string]string) 
 	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: last, ResourceNamesSubscribe: []string{"it"}}); err != nil {
 		t.Fatal(err)
 	}
-	for {
+	for ended := false; ; {
 		r, err := stream.Recv()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.GetTypeUrl() == last {
-			return got
-		}
+		ended = ended || r.GetTypeUrl() == last
 		for _, res := range r.GetResources() {
 			got[r.GetTypeUrl()][res.GetName()] = res.GetVersion()
 		}
 		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}); err != nil {
 			t.Fatal(err)
+		}
+		// A route configuration has its last version when its virtual hosts are accepted.
+		if ended && !slices.ContainsFunc(slices.Collect(maps.Values(got[xds.RouteType])), func(v string) bool { return strings.HasSuffix(v, "~") }) {
+			return got
 		}
 	}
 }
