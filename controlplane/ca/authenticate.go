@@ -23,15 +23,21 @@ var (
 // Authenticate finds out who makes a gRPC call: by the client certificate of its connection, or else by the Bearer token
 // in its metadata. The error is a gRPC status, Unauthenticated, with the reason.
 func (a *Authority) Authenticate(ctx context.Context) (Identity, error) {
+	id, _, err := a.authenticate(ctx)
+	return id, err
+}
+
+// authenticate also says what proved it.
+func (a *Authority) authenticate(ctx context.Context) (id Identity, proof string, err error) {
 	id, certErr := a.byCertificate(ctx)
 	if certErr == nil {
-		return id, nil
+		return id, "certificate", nil
 	}
-	id, tokenErr := a.byToken(ctx)
+	id, proof, tokenErr := a.byToken(ctx)
 	if tokenErr == nil {
-		return id, nil
+		return id, proof, nil
 	}
-	return Identity{}, status.Error(codes.Unauthenticated, whyNot(certErr, tokenErr))
+	return Identity{}, "", status.Error(codes.Unauthenticated, whyNot(certErr, tokenErr))
 }
 
 func whyNot(certErr, tokenErr error) string {
@@ -75,7 +81,7 @@ func (a *Authority) identityOf(cert *x509.Certificate) (Identity, error) {
 	return id, nil
 }
 
-func (a *Authority) byToken(ctx context.Context) (Identity, error) {
+func (a *Authority) byToken(ctx context.Context) (id Identity, proof string, err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	token := ""
 	for _, value := range md.Get("authorization") {
@@ -84,12 +90,17 @@ func (a *Authority) byToken(ctx context.Context) (Identity, error) {
 			continue
 		}
 		if token != "" {
-			return Identity{}, errors.New("there is more than one token in the metadata")
+			return Identity{}, "", errors.New("there is more than one token in the metadata")
 		}
 		token = strings.TrimSpace(rest)
 	}
 	if token == "" {
-		return Identity{}, errNoToken
+		return Identity{}, "", errNoToken
 	}
-	return a.VerifyToken(token)
+	if issuer := a.issuerOf(token); issuer != nil {
+		id, err = a.verifyForeign(issuer, token)
+		return id, "token of " + issuer.Issuer, err
+	}
+	id, err = a.VerifyToken(token)
+	return id, "token", err
 }

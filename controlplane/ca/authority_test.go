@@ -211,19 +211,19 @@ func TestRootNearItsEndIsWarnedOfOnceADay(t *testing.T) {
 
 func TestRootIsOnlyAnAuthority(t *testing.T) {
 	a := load(t, t.TempDir(), Options{TrustDomain: "mesh.example"})
-	if !a.root.IsCA || a.root.MaxPathLen != 0 || !a.root.MaxPathLenZero {
+	if !a.signing().issuer.cert.IsCA || a.signing().issuer.cert.MaxPathLen != 0 || !a.signing().issuer.cert.MaxPathLenZero {
 		t.Error("the root is no authority, or lets others be one")
 	}
-	if a.root.KeyUsage != x509.KeyUsageCertSign|x509.KeyUsageCRLSign {
-		t.Errorf("the root's key usage is %v", a.root.KeyUsage)
+	if a.signing().issuer.cert.KeyUsage != x509.KeyUsageCertSign|x509.KeyUsageCRLSign {
+		t.Errorf("the root's key usage is %v", a.signing().issuer.cert.KeyUsage)
 	}
 	if years := time.Until(a.RootNotAfter()).Hours() / 24 / 365; years < 9.9 || years > 10.1 {
 		t.Errorf("the root lives %.1f years", years)
 	}
-	if block, rest := pem.Decode(a.RootPEM()); block == nil || len(rest) > 0 || !bytes.Equal(block.Bytes, a.root.Raw) {
+	if block, rest := pem.Decode(a.RootPEM()); block == nil || len(rest) > 0 || !bytes.Equal(block.Bytes, a.signing().issuer.cert.Raw) {
 		t.Error("RootPEM is not the root")
 	}
-	if a.tokenKey.Equal(a.key.Public()) {
+	if a.tokenKey.Equal(a.signing().issuer.key.Public()) {
 		t.Error("tokens and certificates are signed with the same key")
 	}
 }

@@ -6,10 +6,7 @@
 package ca
 
 import (
-	"crypto"
 	"crypto/ecdsa"
-	"crypto/x509"
-	"encoding/pem"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -23,6 +20,12 @@ import (
 const (
 	DefaultTTL    = 24 * time.Hour
 	DefaultMaxTTL = 90 * 24 * time.Hour
+
+	// DefaultOverlap is twice the usual life of a certificate: by then every agent has renewed its own, and has got the new
+	// root with it.
+	DefaultOverlap = 2 * DefaultTTL
+	// DefaultRotateBefore leaves time for certificates of the longest life to end.
+	DefaultRotateBefore = 2 * DefaultMaxTTL
 
 	rootTTL = 10 * 365 * 24 * time.Hour
 	// nearEnd is when an authority begins to warn of its root's end: from here on certificates of the longest TTL
@@ -44,7 +47,17 @@ type Options struct {
 	// TTL is the life of a workload's certificate when the request names none; MaxTTL the longest that a request gets.
 	TTL, MaxTTL time.Duration
 	// Clock tells the time; default time.Now.
-	Clock  func() time.Time
+	Clock func() time.Time
+	// PlugIn is a directory with the certificate and key of an authority that somebody else made (ca-cert.pem,
+	// ca-key.pem, root-cert.pem, cert-chain.pem, as Istio has them), which signs instead of a root of our own.
+	PlugIn string
+	// Overlap is how long a new root is known before it signs, when roots are rotated by themselves; RotateBefore how long
+	// before a root's end that begins. Negative: never by themselves.
+	Overlap, RotateBefore time.Duration
+	// Issuers are others whose tokens prove who a workload is.
+	Issuers []TokenIssuer
+	// Audit is told of each certificate that is issued or refused; nil is nobody.
+	Audit  *slog.Logger
 	Logger *slog.Logger
 	// Registerer gets the metrics; nil: there are none. One authority of a process at most may use the same one.
 	Registerer prometheus.Registerer
@@ -58,6 +71,15 @@ func (o Options) withDefaults() Options {
 		o.TTL = DefaultTTL
 	}
 	o.TTL = min(o.TTL, o.MaxTTL)
+	if o.Overlap <= 0 {
+		o.Overlap = DefaultOverlap
+	}
+	if o.RotateBefore == 0 {
+		o.RotateBefore = DefaultRotateBefore
+	}
+	if o.Audit == nil {
+		o.Audit = slog.New(slog.DiscardHandler)
+	}
 	if o.Clock == nil {
 		o.Clock = time.Now
 	}
@@ -77,10 +99,9 @@ type Authority struct {
 	dir         string
 	trustDomain string
 
-	root    *x509.Certificate
-	rootPEM []byte
-	pool    *x509.CertPool
-	key     crypto.Signer
+	// signs is what signs at present.
+	signs atomic.Pointer[signing]
+	state state
 
 	tokenKey *ecdsa.PublicKey
 	tokens   jose.Signer
@@ -102,26 +123,29 @@ func Load(dir string, opts Options) (*Authority, error) {
 		return nil, err
 	}
 	a := &Authority{
-		opts: opts, log: opts.Logger, dir: s.path(), trustDomain: m.trustDomain,
-		root: m.root, key: m.rootKey, pool: x509.NewCertPool(), tokenKey: &m.tokenKey.PublicKey,
-		rootPEM: pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: m.root.Raw}),
+		opts: opts, log: opts.Logger, dir: s.path(), trustDomain: m.trustDomain, tokenKey: &m.tokenKey.PublicKey, state: s,
 	}
-	a.pool.AddCert(m.root)
+	if _, err := a.Reload(); err != nil {
+		return nil, err
+	}
 	if a.tokens, err = newTokenSigner(m.tokenKey); err != nil {
 		return nil, err
 	}
-	if a.metrics, err = newMetrics(opts.Registerer, m.root.NotAfter); err != nil {
+	if a.metrics, err = newMetrics(opts.Registerer, func() time.Time { return a.RootNotAfter() }); err != nil {
 		return nil, err
 	}
 	a.warnOfEnd()
 	return a, nil
 }
 
-// RootPEM is the root certificate, which every member of the mesh has to trust.
-func (a *Authority) RootPEM() []byte { return append([]byte(nil), a.rootPEM...) }
+// RootPEM is the root certificates that every member of the mesh has to trust: the one that signs, and while roots are
+// being rotated the other one.
+func (a *Authority) RootPEM() []byte { return append([]byte(nil), a.signing().rootsPEM...) }
 
-// RootNotAfter is when the root certificate ends, and every certificate with it.
-func (a *Authority) RootNotAfter() time.Time { return a.root.NotAfter }
+// RootNotAfter is when what signs ends, and every certificate with it.
+func (a *Authority) RootNotAfter() time.Time { return a.signing().end() }
+
+func (a *Authority) signing() *signing { return a.signs.Load() }
 
 // TrustDomain is the trust domain of every identity that the authority signs.
 func (a *Authority) TrustDomain() string { return a.trustDomain }
@@ -132,13 +156,12 @@ func (a *Authority) now() time.Time { return a.opts.Clock() }
 // otherwise.
 func (a *Authority) warnOfEnd() {
 	now := a.now()
-	left := a.root.NotAfter.Sub(now)
+	left := a.RootNotAfter().Sub(now)
 	last := a.warned.Load()
 	if left > nearEnd || now.Unix()-last < int64((24*time.Hour).Seconds()) || !a.warned.CompareAndSwap(last, now.Unix()) {
 		return
 	}
 	a.log.Warn("the mesh's root certificate ends soon, and all certificates of the mesh with it",
-		"notAfter", a.root.NotAfter, "left", left.Round(time.Hour), "directory", a.dir,
-		"remedy", "plan an interruption: move that directory away and restart the control plane, which makes a new root; "+
-			"then give every workload the new root certificate and a new token")
+		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "directory", a.dir,
+		"remedy", a.endRemedy())
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rsa"
 	"crypto/x509"
+	"encoding/asn1"
 	"errors"
 	"fmt"
 	"slices"
@@ -34,6 +35,9 @@ func parseCSR(data string) (*x509.CertificateRequest, error) {
 	if err := checkKey(csr.PublicKey); err != nil {
 		return nil, fmt.Errorf("the CSR: %w", err)
 	}
+	if err := checkExtensions(csr); err != nil {
+		return nil, fmt.Errorf("the CSR: %w", err)
+	}
 	if err := checkSignature(csr); err != nil {
 		return nil, fmt.Errorf("the CSR's signature: %w", err)
 	}
@@ -53,6 +57,42 @@ func checkKey(key any) error {
 		}
 	default:
 		return fmt.Errorf("a key of type %T is not accepted; use ECDSA P-256 or RSA of at least %d bits", key, leastRSA)
+	}
+	return nil
+}
+
+// The extensions that a request may ask for. None but the names is looked at: what a certificate is good for is not the
+// caller's choice.
+var (
+	extensionSANs             = asn1.ObjectIdentifier{2, 5, 29, 17}
+	extensionKeyUsage         = asn1.ObjectIdentifier{2, 5, 29, 15}
+	extensionExtKeyUsage      = asn1.ObjectIdentifier{2, 5, 29, 37}
+	extensionSubjectKeyID     = asn1.ObjectIdentifier{2, 5, 29, 14}
+	extensionBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
+)
+
+// mostNames bounds the names of a request; a workload has one.
+const mostNames = 16
+
+// checkExtensions refuses requests for what no workload gets.
+func checkExtensions(csr *x509.CertificateRequest) error {
+	if n := len(namesOf(csr)); n > mostNames {
+		return fmt.Errorf("it asks for %d names; at most %d are allowed", n, mostNames)
+	}
+	for _, e := range csr.Extensions {
+		switch {
+		case e.Id.Equal(extensionSANs), e.Id.Equal(extensionKeyUsage), e.Id.Equal(extensionExtKeyUsage), e.Id.Equal(extensionSubjectKeyID):
+		case e.Id.Equal(extensionBasicConstraints):
+			var basic struct {
+				IsCA       bool `asn1:"optional"`
+				MaxPathLen int  `asn1:"optional,default:-1"`
+			}
+			if _, err := asn1.Unmarshal(e.Value, &basic); err != nil || basic.IsCA {
+				return errors.New("it asks for the certificate of an authority, which nobody gets")
+			}
+		default:
+			return fmt.Errorf("it asks for the extension %s, which no workload gets: leave it out", e.Id)
+		}
 	}
 	return nil
 }

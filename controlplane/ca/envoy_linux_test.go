@@ -102,7 +102,7 @@ func expectPeer(s *served, port int, header string, certs ...tls.Certificate) er
 			if leaf.URIs[0].String() != "spiffe://cluster.local/ns/shop/sa/reviews" {
 				return errors.New("the wrong peer")
 			}
-			_, err := leaf.Verify(x509.VerifyOptions{Roots: s.pool})
+			_, err := leaf.Verify(x509.VerifyOptions{Roots: s.signing().pool})
 			return err
 		},
 	})

@@ -13,7 +13,7 @@ type metrics struct {
 	requests, signed, unauthenticated, malformed, foreign, failed prometheus.Counter
 }
 
-func newMetrics(registerer prometheus.Registerer, rootEnd time.Time) (*metrics, error) {
+func newMetrics(registerer prometheus.Registerer, rootEnd func() time.Time) (*metrics, error) {
 	var all []prometheus.Collector
 	counter := func(name, help string) prometheus.Counter {
 		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
@@ -28,10 +28,9 @@ func newMetrics(registerer prometheus.Registerer, rootEnd time.Time) (*metrics, 
 		foreign:         counter("pilotfish_ca_foreign_identity_count", "Requests for another identity than the caller's own."),
 		failed:          counter("citadel_server_csr_sign_err_count", "Requests that were good and could not be signed."),
 	}
-	end := prometheus.NewGauge(prometheus.GaugeOpts{
+	end := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "citadel_server_root_cert_expiry_timestamp", Help: "When the root certificate ends, in seconds since 1970.",
-	})
-	end.Set(float64(rootEnd.Unix()))
+	}, func() float64 { return float64(rootEnd().Unix()) })
 	return m, register(registerer, append(all, end))
 }
 

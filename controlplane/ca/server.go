@@ -31,14 +31,20 @@ func (a *Authority) ServerTLS(names ...string) *tls.Config {
 	own := &serverCertificate{authority: a, names: cleanNames(append(serverNames(), names...))}
 	// The first certificate is made now: the first client need not wait for it, and what is wrong is logged at once.
 	_, _ = own.get(nil)
-	return &tls.Config{
+	config := &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		NextProtos:     []string{"h2"},
 		ClientAuth:     tls.VerifyClientCertIfGiven,
-		ClientCAs:      a.pool,
 		GetCertificate: own.get,
 		Time:           a.now,
 	}
+	// Whom to believe changes when roots are rotated.
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now := config.Clone()
+		now.GetConfigForClient, now.ClientCAs = nil, a.signing().pool
+		return now, nil
+	}
+	return config
 }
 
 // cleanNames drops repetitions and emptiness.
@@ -64,11 +70,16 @@ func (a *Authority) ServerCertificate(names ...string) (*tls.Certificate, error)
 			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	leaf, err := a.sign(template, key.Public(), serverTTL)
+	by := a.signing().server
+	leaf, err := a.signWith(by, template, key.Public(), serverTTL)
 	if err != nil {
 		return nil, fmt.Errorf("the control plane's certificate: %w", err)
 	}
-	return &tls.Certificate{Certificate: [][]byte{leaf.Raw, a.root.Raw}, PrivateKey: key, Leaf: leaf}, nil
+	chain := [][]byte{leaf.Raw}
+	for _, cert := range by.chain() {
+		chain = append(chain, cert.Raw)
+	}
+	return &tls.Certificate{Certificate: chain, PrivateKey: key, Leaf: leaf}, nil
 }
 
 // serverCertificate keeps the control plane's certificate fresh.
@@ -78,19 +89,21 @@ type serverCertificate struct {
 
 	mu      sync.Mutex
 	current *tls.Certificate
+	by      *issuer // of current
 }
 
 func (s *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.authority.now()
-	if s.current != nil && now.Before(renewal(s.current.Leaf)) {
+	by := s.authority.signing().server
+	if s.current != nil && s.by.same(by) && now.Before(renewal(s.current.Leaf)) {
 		return s.current, nil
 	}
 	fresh, err := s.authority.ServerCertificate(s.names...)
 	switch {
 	case err == nil:
-		s.current = fresh
+		s.current, s.by = fresh, by
 	case s.current == nil || now.After(s.current.Leaf.NotAfter):
 		s.authority.log.Error("no TLS connection is possible", "error", err)
 		return nil, err

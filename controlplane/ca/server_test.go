@@ -52,12 +52,12 @@ func TestAgentsReachTheControlPlaneByEachOfItsNames(t *testing.T) {
 		"istiod.istio-system.svc", "istiod.istio-system.svc.cluster.local", "pilotfish", "localhost", "127.0.0.1", "::1",
 		"mesh.example", "127.77.0.1", "fd00::1",
 	} {
-		_, serverErr, clientErr := shake(t, server, &tls.Config{RootCAs: a.pool, ServerName: name, NextProtos: []string{"h2"}})
+		_, serverErr, clientErr := shake(t, server, &tls.Config{RootCAs: a.signing().pool, ServerName: name, NextProtos: []string{"h2"}})
 		if serverErr != nil || clientErr != nil {
 			t.Errorf("%s: %v, %v", name, serverErr, clientErr)
 		}
 	}
-	_, _, err := shake(t, server, &tls.Config{RootCAs: a.pool, ServerName: "other.example"})
+	_, _, err := shake(t, server, &tls.Config{RootCAs: a.signing().pool, ServerName: "other.example"})
 	wantError(t, err, "not other.example")
 }
 
@@ -66,7 +66,7 @@ func TestControlPlaneSpeaksHTTP2OverTLS12AndNewer(t *testing.T) {
 	server := a.ServerTLS()
 	for version, ok := range map[uint16]bool{tls.VersionTLS10: false, tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
 		seen, serverErr, clientErr := shake(t, server, &tls.Config{
-			RootCAs: a.pool, ServerName: "localhost", MinVersion: version, MaxVersion: version, NextProtos: []string{"h2"}})
+			RootCAs: a.signing().pool, ServerName: "localhost", MinVersion: version, MaxVersion: version, NextProtos: []string{"h2"}})
 		if (serverErr == nil && clientErr == nil) != ok {
 			t.Errorf("%s: %v, %v", tls.VersionName(version), serverErr, clientErr)
 		}
@@ -79,7 +79,7 @@ func TestControlPlaneSpeaksHTTP2OverTLS12AndNewer(t *testing.T) {
 func TestWorkloadsReachEachOtherWithTheirCertificates(t *testing.T) {
 	s := serve(t, Options{})
 	page, reviews := s.obtain(t, newKey(t), "shop", "page", 3600), s.obtain(t, rsaKey(t, 2048), "shop", "reviews", 3600)
-	server := &tls.Config{Certificates: []tls.Certificate{reviews}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.pool}
+	server := &tls.Config{Certificates: []tls.Certificate{reviews}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.signing().pool}
 	client := &tls.Config{
 		Certificates: []tls.Certificate{page},
 		// There is no DNS name to verify in a mesh, so the client checks the chain and the SPIFFE ID, as Envoy does.
@@ -89,7 +89,7 @@ func TestWorkloadsReachEachOtherWithTheirCertificates(t *testing.T) {
 			if leaf.URIs[0].String() != "spiffe://cluster.local/ns/shop/sa/reviews" {
 				return errors.New("the wrong peer")
 			}
-			_, err := leaf.Verify(x509.VerifyOptions{Roots: s.pool})
+			_, err := leaf.Verify(x509.VerifyOptions{Roots: s.signing().pool})
 			return err
 		},
 	}
@@ -106,7 +106,7 @@ func TestWorkloadCannotPassForTheControlPlane(t *testing.T) {
 	s := serve(t, Options{})
 	workload := s.obtain(t, newKey(t), "shop", "reviews", 3600)
 	_, _, err := shake(t, &tls.Config{Certificates: []tls.Certificate{workload}},
-		&tls.Config{RootCAs: s.pool, ServerName: "istiod.istio-system.svc"})
+		&tls.Config{RootCAs: s.signing().pool, ServerName: "istiod.istio-system.svc"})
 	if err == nil {
 		t.Error("a client took a workload for the control plane")
 	}
@@ -135,7 +135,7 @@ func TestServerCertificateIsRenewedBeforeItEnds(t *testing.T) {
 	if !slices.Equal(second.DNSNames, first.DNSNames) {
 		t.Errorf("the names are other ones: %v", second.DNSNames)
 	}
-	client := &tls.Config{RootCAs: a.pool, ServerName: "localhost", Time: now.time}
+	client := &tls.Config{RootCAs: a.signing().pool, ServerName: "localhost", Time: now.time}
 	now.advance(3 * serverTTL)
 	if _, serverErr, clientErr := shake(t, server, client); serverErr != nil || clientErr != nil {
 		t.Errorf("after days: %v, %v", serverErr, clientErr)

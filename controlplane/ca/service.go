@@ -27,8 +27,9 @@ func (a *Authority) CreateCertificate(
 ) (*securityv1.IstioCertificateResponse, error) {
 	a.metrics.requests.Inc()
 	log := a.log.With("address", peerAddress(ctx))
-	caller, err := a.Authenticate(ctx)
+	caller, proof, err := a.authenticate(ctx)
 	if err != nil {
+		a.refused(peerAddress(ctx), "", status.Convert(err).Message())
 		a.metrics.unauthenticated.Inc()
 		log.Warn("a certificate was refused: the caller did not prove who it is", "reason", status.Convert(err).Message())
 		return nil, err
@@ -37,29 +38,38 @@ func (a *Authority) CreateCertificate(
 	csr, err := parseCSR(req.GetCsr())
 	if err != nil {
 		a.metrics.malformed.Inc()
+		a.refused(peerAddress(ctx), caller.SPIFFEID(), err.Error())
 		log.Warn("a certificate was refused: the request is no good", "reason", err)
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if name := foreignName(csr, caller); name != "" {
 		a.metrics.foreign.Inc()
+		a.refused(peerAddress(ctx), caller.SPIFFEID(), "asked for "+name)
 		log.Warn("a certificate was refused: the caller asked for another's identity", "requested", name)
 		return nil, status.Errorf(codes.PermissionDenied, "%s may not have a certificate for %q", caller, name)
 	}
-	return a.signFor(caller, csr, seconds(req.GetValidityDuration()), log)
+	return a.signFor(ctx, caller, proof, csr, seconds(req.GetValidityDuration()), log)
 }
 
 func (a *Authority) signFor(
-	caller Identity, csr *x509.CertificateRequest, ttl time.Duration, log *slog.Logger,
+	ctx context.Context, caller Identity, proof string, csr *x509.CertificateRequest, ttl time.Duration, log *slog.Logger,
 ) (*securityv1.IstioCertificateResponse, error) {
 	cert, err := a.signWorkload(caller, csr.PublicKey, ttl)
 	if err != nil {
 		a.metrics.failed.Inc()
+		a.refused(peerAddress(ctx), caller.SPIFFEID(), err.Error())
 		log.Error("a certificate could not be signed", "error", err)
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	a.metrics.signed.Inc()
+	a.issued(peerAddress(ctx), proof, caller, cert)
 	log.Debug("signed a certificate", "serial", cert.SerialNumber.Text(16), "notAfter", cert.NotAfter)
-	return &securityv1.IstioCertificateResponse{CertChain: []string{string(encodeCertificate(cert)), string(a.rootPEM)}}, nil
+	chain := []string{string(encodeCertificate(cert))}
+	by := a.signing()
+	for _, c := range by.issuer.between {
+		chain = append(chain, string(encodeCertificate(c)))
+	}
+	return &securityv1.IstioCertificateResponse{CertChain: append(chain, string(by.rootsPEM))}, nil
 }
 
 // seconds is a number of seconds as a duration; what a duration cannot hold is the longest.

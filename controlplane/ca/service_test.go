@@ -53,7 +53,7 @@ func serve(t *testing.T, opts Options) *served {
 // client connects as an Istio agent does; with a certificate when there is one.
 func (s *served) client(t *testing.T, certs ...tls.Certificate) securityv1.IstioCertificateServiceClient {
 	t.Helper()
-	config := &tls.Config{RootCAs: s.pool, ServerName: "istiod.istio-system.svc", Certificates: certs, Time: s.now}
+	config := &tls.Config{RootCAs: s.signing().pool, ServerName: "istiod.istio-system.svc", Certificates: certs, Time: s.now}
 	conn, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(credentials.NewTLS(config)))
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestCallerGetsACertificateForItsOwnIdentity(t *testing.T) {
 				t.Fatal(err)
 			}
 			chain := parseChain(t, answer.CertChain)
-			if len(chain) != 2 || !slices.Equal(chain[1].Raw, s.root.Raw) {
+			if len(chain) != 2 || !slices.Equal(chain[1].Raw, s.signing().issuer.cert.Raw) {
 				t.Fatalf("the chain has %d certificates and does not end with the root", len(chain))
 			}
 			checkLeaf(t, s.Authority, chain[0], id, key)
@@ -143,7 +143,7 @@ func TestCallerGetsACertificateForItsOwnIdentity(t *testing.T) {
 
 func checkLeaf(t *testing.T, a *Authority, leaf *x509.Certificate, id string, key crypto.Signer) {
 	t.Helper()
-	if _, err := leaf.Verify(x509.VerifyOptions{Roots: a.pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: a.signing().pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		t.Error(err)
 	}
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != id || len(leaf.DNSNames)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0 {
@@ -335,7 +335,7 @@ func TestCertificateIsValidForClocksThatAreALittleBehind(t *testing.T) {
 	if got := now.time().Sub(leaf.NotBefore).Round(time.Second); got < backdate-time.Second || got > backdate+time.Second {
 		t.Errorf("it begins %s ago", got)
 	}
-	if leaf.NotBefore.Before(a.root.NotBefore) {
+	if leaf.NotBefore.Before(a.signing().issuer.cert.NotBefore) {
 		t.Error("it begins before the root")
 	}
 }

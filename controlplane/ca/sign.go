@@ -38,11 +38,16 @@ func (a *Authority) workloadTTL(asked time.Duration) time.Duration {
 	return min(asked, a.opts.MaxTTL)
 }
 
-// sign completes a certificate and signs it. It ends no later than the root does.
+// sign completes a certificate and signs it by what signs at present.
 func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
+	return a.signWith(a.signing().issuer, template, key, ttl)
+}
+
+// signWith signs a certificate that ends no later than its issuer does.
+func (a *Authority) signWith(by *issuer, template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	now := a.now()
-	if !now.Before(a.root.NotAfter) {
-		return nil, fmt.Errorf("the root certificate in %s expired at %s: %s", a.dir, a.root.NotAfter.Format(time.RFC3339), startAnew)
+	if !now.Before(by.end) {
+		return nil, fmt.Errorf("the authority's certificate in %s expired at %s: %s", a.dir, by.end.Format(time.RFC3339), startAnew)
 	}
 	a.warnOfEnd()
 	serial, err := newSerial()
@@ -51,18 +56,18 @@ func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey, ttl t
 	}
 	template.SerialNumber = serial
 	template.NotBefore, template.NotAfter = now.Add(-backdate), now.Add(ttl)
-	if template.NotBefore.Before(a.root.NotBefore) {
-		template.NotBefore = a.root.NotBefore
+	if template.NotBefore.Before(by.cert.NotBefore) {
+		template.NotBefore = by.cert.NotBefore
 	}
-	if template.NotAfter.After(a.root.NotAfter) {
-		template.NotAfter = a.root.NotAfter
+	if template.NotAfter.After(by.end) {
+		template.NotAfter = by.end
 	}
 	template.BasicConstraintsValid = true
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	if _, ok := key.(*rsa.PublicKey); ok {
 		template.KeyUsage |= x509.KeyUsageKeyEncipherment
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.root, key, a.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, by.cert, key, by.key)
 	if err != nil {
 		return nil, fmt.Errorf("signing a certificate: %w", err)
 	}

@@ -46,7 +46,7 @@ func (s state) open(opts Options) (*material, error) {
 	}
 	s.warnOfWriters()
 	m, err := s.read()
-	if err == nil {
+	if err == nil && opts.PlugIn == "" {
 		err = m.check(opts.TrustDomain, opts.Clock())
 	}
 	if err != nil {
@@ -160,16 +160,23 @@ func (s state) read() (*material, error) {
 	if err := s.tighten(); err != nil {
 		return nil, err
 	}
+	generations, err := s.readGenerations()
+	if err != nil {
+		return nil, err
+	}
 	data := map[string][]byte{}
 	for _, name := range []string{rootCertFile, rootKeyFile, tokenKeyFile} {
-		content, err := readFile(filepath.Join(s.path(), name), name != rootCertFile)
+		dir := s.path()
+		if name != tokenKeyFile {
+			dir = s.generationDir(generations.Active)
+		}
+		content, err := readFile(filepath.Join(dir, name), name != rootCertFile)
 		if err != nil {
 			return nil, err
 		}
 		data[name] = content
 	}
 	m, name := &material{}, rootCertFile
-	var err error
 	if m.root, m.trustDomain, err = parseRoot(data[name]); err == nil {
 		name = rootKeyFile
 		m.rootKey, err = parseKey(data[name])

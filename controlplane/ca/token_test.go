@@ -144,7 +144,7 @@ func TestTokensThatProveNothingAreRefused(t *testing.T) {
 		"no token":          {"abc", "no JWT"},
 		"too large":         {good + strings.Repeat("A", largestToken), "at most"},
 		"another CA's":      {foreign, "not signed by this authority"},
-		"the root's key":    {tokenOf(t, jose.ES256, a.key, goodClaims(a)), "not signed by this authority"},
+		"the root's key":    {tokenOf(t, jose.ES256, a.signing().issuer.key, goodClaims(a)), "not signed by this authority"},
 		"expired":           {with("exp", now-1), "expired at"},
 		"never expires":     {with("exp", nil), "when it expires"},
 		"not valid yet":     {with("nbf", now+3600), "not valid yet"},

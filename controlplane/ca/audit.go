@@ -1,0 +1,55 @@
+package ca
+
+import (
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/go-jose/go-jose/v4"
+)
+
+func unmarshalKeys(text string, keys *jose.JSONWebKeySet) error {
+	if err := json.Unmarshal([]byte(text), keys); err != nil {
+		return fmt.Errorf("its keys are no JWK set: %w", err)
+	}
+	return nil
+}
+
+// AuditFile is a log of issuance in a file that is added to: a line of JSON for each certificate that was issued or
+// refused, without any secret. Close it at the end.
+func AuditFile(path string) (*slog.Logger, func() error, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the certificate authority's audit log: %w", err)
+	}
+	return slog.New(slog.NewJSONHandler(f, nil)), f.Close, nil
+}
+
+// issued notes a certificate in the audit log.
+func (a *Authority) issued(address, proof string, caller Identity, cert *x509.Certificate) {
+	sum := sha256.Sum256(cert.Raw)
+	a.opts.Audit.Info("issued", "identity", caller.SPIFFEID(), "provedBy", proof, "address", address,
+		"serial", cert.SerialNumber.Text(16), "sha256", hex.EncodeToString(sum[:]), "key", keyName(cert.PublicKey),
+		"notBefore", cert.NotBefore.UTC(), "notAfter", cert.NotAfter.UTC(), "issuer", cert.Issuer.String())
+}
+
+// refused notes that none was issued. caller is empty where nobody proved to be anyone.
+func (a *Authority) refused(address, caller, reason string) {
+	a.opts.Audit.Warn("refused", "identity", caller, "address", address, "reason", reason)
+}
+
+func keyName(key any) string {
+	switch key := key.(type) {
+	case *rsa.PublicKey:
+		return fmt.Sprintf("RSA-%d", key.N.BitLen())
+	case *ecdsa.PublicKey:
+		return "ECDSA-" + key.Params().Name
+	}
+	return fmt.Sprintf("%T", key)
+}

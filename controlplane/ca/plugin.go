@@ -1,0 +1,138 @@
+package ca
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// The files of an authority that somebody else made, as Istio names them.
+const (
+	plugInCert  = "ca-cert.pem"
+	plugInKey   = "ca-key.pem"
+	plugInRoots = "root-cert.pem"
+	plugInChain = "cert-chain.pem"
+)
+
+// readPlugIn reads an authority that somebody else made. Its certificate has to lead to one of the roots now.
+func readPlugIn(dir string, now time.Time) (*signing, error) {
+	data := map[string][]byte{}
+	for _, name := range []string{plugInCert, plugInKey, plugInRoots, plugInChain} {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); name == plugInChain && errors.Is(err, fs.ErrNotExist) {
+			continue // the certificate is one of a root
+		}
+		content, err := readFile(path, name == plugInKey)
+		if err != nil {
+			return nil, err
+		}
+		data[name] = content
+	}
+	certs, err := parseCertificates(data[plugInCert])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", plugInCert, err)
+	}
+	roots, err := parseCertificates(data[plugInRoots])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", plugInRoots, err)
+	}
+	between := certs
+	if len(data[plugInChain]) > 0 {
+		if between, err = parseCertificates(data[plugInChain]); err != nil {
+			return nil, fmt.Errorf("%s: %w", plugInChain, err)
+		}
+	}
+	key, err := parseAnyKey(data[plugInKey])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", plugInKey, err)
+	}
+	return plugIn(certs[0], key, between, roots, now)
+}
+
+func plugIn(cert *x509.Certificate, key crypto.Signer, between, roots []*x509.Certificate, now time.Time) (*signing, error) {
+	if !cert.IsCA || cert.KeyUsage&x509.KeyUsageCertSign == 0 {
+		return nil, fmt.Errorf("%s is not a certificate of an authority", plugInCert)
+	}
+	if public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(key.Public()) {
+		return nil, fmt.Errorf("%s is not the key of %s", plugInKey, plugInCert)
+	}
+	by := &issuer{cert: cert, key: key, end: cert.NotAfter}
+	pool, intermediates := x509.NewCertPool(), x509.NewCertPool()
+	for _, root := range roots {
+		pool.AddCert(root)
+	}
+	for _, c := range append([]*x509.Certificate{cert}, between...) {
+		intermediates.AddCert(c)
+	}
+	chains, err := cert.Verify(x509.VerifyOptions{Roots: pool, Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	if err != nil {
+		return nil, fmt.Errorf("%s does not lead to a root in %s: %w", plugInCert, plugInRoots, err)
+	}
+	for _, c := range chains[0] {
+		if c.NotAfter.Before(by.end) {
+			by.end = c.NotAfter
+		}
+		if root := chains[0][len(chains[0])-1]; !c.Equal(root) {
+			by.between = append(by.between, c)
+		}
+	}
+	return newSigning(by, by, roots), nil
+}
+
+func parseCertificates(data []byte) ([]*x509.Certificate, error) {
+	var out []*x509.Certificate
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			break
+		}
+		if block.Type != pemCertificate {
+			return nil, fmt.Errorf("there is a %.40q in it, not only certificates", block.Type)
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, cert)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("there is no certificate in PEM in it")
+	}
+	return out, nil
+}
+
+// parseAnyKey reads a key of RSA or ECDSA, in any of the forms that OpenSSL writes.
+func parseAnyKey(data []byte) (crypto.Signer, error) {
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			return nil, errors.New("there is no private key in PEM in it that can be used: RSA or ECDSA, without a passphrase")
+		}
+		switch block.Type {
+		case "EC PRIVATE KEY":
+			return x509.ParseECPrivateKey(block.Bytes)
+		case "RSA PRIVATE KEY":
+			return x509.ParsePKCS1PrivateKey(block.Bytes)
+		case pemPrivateKey:
+			key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+			if err != nil {
+				return nil, err
+			}
+			switch key := key.(type) {
+			case *ecdsa.PrivateKey:
+				return key, nil
+			case *rsa.PrivateKey:
+				return key, nil
+			}
+			return nil, fmt.Errorf("a key of type %T is not accepted; use RSA or ECDSA", key)
+		}
+	}
+}
