@@ -60,6 +60,7 @@ Exit codes: 0 after an ordered end, 1 when it could not start or failed, 2 for a
 	flags.StringVar(&cfg.TokenIssuer, "token-issuer", "", "issuer of exchanged tokens, such as https://mesh.example (default: the address of the token port)")
 	flags.StringVar(&cfg.MeshConfigFile, "mesh-config", "", "file of Istio's MeshConfig, in YAML")
 	flags.StringVar(&cfg.TrustDomain, "trust-domain", "", "trust domain of all identities (default: the mesh configuration's, or cluster.local)")
+	authorityFlags(flags, &cfg.Authority)
 	flags.DurationVar(&cfg.Keys.Refresh, "jwks-refresh", 20*time.Minute, "how often the keys of token issuers are fetched anew")
 	flags.StringVar(&cfg.Keys.RootsFile, "jwks-root-cert", "", "file of roots in PEM that are trusted, beside the system's, when keys of token issuers are fetched")
 	flags.BoolVar(&cfg.Keys.ByProxy, "jwks-by-proxy", false, "let proxies fetch the keys of token issuers that are services of the mesh")

@@ -64,6 +64,8 @@ type Config struct {
 	// https://mesh.example; default: the port for tokens itself, or by the name istiod.istio-system.svc when Address is
 	// all of this machine's.
 	TokenIssuer string
+	// Authority says how the certificate authority signs, and who proves to be whom to it.
+	Authority AuthorityConfig
 	// Keys says how the keys of RequestAuthentications are fetched.
 	Keys     KeyFetching
 	Debounce Debounce
@@ -130,8 +132,11 @@ type Server struct {
 	learned   *learned
 	findings  *findings
 	keys      *jwks.Fetcher
-	registry  *prometheus.Registry
-	ports     *listeners
+	// issuerKeys are those of the issuer whose tokens the authority trusts; nil when they are in a file or nowhere.
+	issuerKeys *jwks.Fetcher
+	closeAudit func() error
+	registry   *prometheus.Registry
+	ports      *listeners
 
 	comparing chan struct{} // holds one while documents are compared, which is the most there is
 
@@ -176,7 +181,11 @@ func (s *Server) loadAuthority() (err error) {
 	if domain == "" {
 		domain = s.mesh().GetTrustDomain()
 	}
-	s.authority, err = ca.Load(s.cfg.StateDir, ca.Options{TrustDomain: domain, Logger: s.log, Registerer: s.registry})
+	options, err := s.authorityOptions(domain)
+	if err != nil {
+		return err
+	}
+	s.authority, err = ca.Load(s.cfg.StateDir, options)
 	return err
 }
 
@@ -257,7 +266,12 @@ func (s *Server) Run(ctx context.Context) error {
 
 // Close gives the ports back, of a server that was never run. After Run it does nothing.
 func (s *Server) Close() error {
-	s.close.Do(s.ports.close)
+	s.close.Do(func() {
+		s.ports.close()
+		if s.closeAudit != nil {
+			_ = s.closeAudit() // each line was written when it was logged
+		}
+	})
 	return nil
 }
 

@@ -57,7 +57,7 @@ the control plane of one.`,
 		&cobra.Group{ID: groupAgent, Title: "Agent of one proxy:"},
 	)
 	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), newExecCommand(), demo.NewCommand(), newEnvoyCommand())
-	addGroup(root, groupControl, controlplane.NewCommand(), controlplane.NewTokenCommand(), newAnalyzeCommand(), newDiffCommand(),
+	addGroup(root, groupControl, controlplane.NewCommand(), controlplane.NewTokenCommand(), controlplane.NewCACommand(), newAnalyzeCommand(), newDiffCommand(),
 		newProxyStatusCommand(), newProxyConfigCommand(), newDescribeCommand())
 	for _, c := range agent.Commands() {
 		if c.Name() == "version" {
