@@ -14,8 +14,8 @@ const (
 	// quietAfter is how often memory is looked at, and quietBytes how little is allocated meanwhile when nothing goes on.
 	quietAfter = 2 * time.Second
 	quietBytes = 8 << 20
-	// worthBytes is how much more than what lives has to be there for giving it back to be worth a collection.
-	worthBytes = 32 << 20
+	// worthBytes is how much was allocated at least for a collection to be worth while.
+	worthBytes = 64 << 20
 )
 
 // giveBack returns to the system what a burst has left, once it is over, until the context ends: a control plane has
@@ -24,33 +24,25 @@ func giveBack(ctx context.Context) {
 	debug.SetGCPercent(heapGrowth)
 	ticker := time.NewTicker(quietAfter)
 	defer ticker.Stop()
-	before := readMemory()
+	before, given := uint64(0), uint64(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		now := readMemory()
-		if now.allocated-before.allocated < quietBytes && now.held > now.lives+now.lives/4+worthBytes {
+		now := allocated()
+		if now-before < quietBytes && now-given > worthBytes {
 			debug.FreeOSMemory()
-			now = readMemory()
+			given = now
 		}
 		before = now
 	}
 }
 
-// memory is that of the heap, in bytes: allocated since the start, alive at the last collection, and held of the system.
-type memory struct{ allocated, lives, held uint64 }
-
-func readMemory() memory {
-	samples := []runtimemetrics.Sample{
-		{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"},
-		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/unused:bytes"},
-	}
-	runtimemetrics.Read(samples)
-	return memory{
-		allocated: samples[0].Value.Uint64(), lives: samples[1].Value.Uint64(),
-		held: samples[2].Value.Uint64() + samples[3].Value.Uint64() + samples[4].Value.Uint64(),
-	}
+// allocated is how many bytes were allocated so far.
+func allocated() uint64 {
+	sample := []runtimemetrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	runtimemetrics.Read(sample)
+	return sample[0].Value.Uint64()
 }

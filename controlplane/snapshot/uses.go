@@ -1,6 +1,12 @@
 package snapshot
 
-import "github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+import (
+	"iter"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
 
 // maxUses is how many hosts a rule may lead to for what it leads to to be told apart from all else in a scope.
 const maxUses = 4
@@ -24,8 +30,7 @@ func (sc *Scope) Uses(v *VirtualService) (uses Uses, ok bool) {
 		}
 	}
 	n := 0
-	for _, d := range destinations(v.Spec) {
-		host := d.destination.GetHost()
+	for host := range httpHosts(v.Spec) {
 		if uses.has(host, n) {
 			continue
 		}
@@ -37,6 +42,27 @@ func (sc *Scope) Uses(v *VirtualService) (uses Uses, ok bool) {
 		n++
 	}
 	return uses, true
+}
+
+// httpHosts are the hosts that HTTP routes lead to, as they are written, some of them more than once.
+func httpHosts(spec *networking.VirtualService) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, r := range spec.GetHttp() {
+			for _, d := range r.GetRoute() {
+				if !yield(d.GetDestination().GetHost()) {
+					return
+				}
+			}
+			if r.GetMirror() != nil && !yield(r.GetMirror().GetHost()) {
+				return
+			}
+			for _, m := range r.GetMirrors() {
+				if !yield(m.GetDestination().GetHost()) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func (u *Uses) has(host string, n int) bool {
