@@ -87,7 +87,7 @@ func TestProblemsInDocumentsAreNamed(t *testing.T) {
 		"percent sign":                   {"VirtualService", "hosts: [a]\nhttp: [{fault: {abort: {httpStatus: 500, percentage: {value: 5%}}}, route: [{destination: {host: a}}]}]", complaint{Error, "spec.http[0].fault.abort.percentage.value", "5%", "without %"}},
 		"port as key":                    {"PeerAuthentication", "selector: {matchLabels: {a: b}}\nportLevelMtls: {http: {mode: STRICT}}", complaint{Error, "spec.portLevelMtls[http]", "http", "not a port number"}},
 		"spec of the wrong form":         {"DestinationRule", "- host", complaint{Error, "spec", "", "expected fields"}},
-		"no hosts":                       {"VirtualService", "http: [{route: [{destination: {host: a}}]}]", complaint{Error, "spec.hosts", "", "needs hosts"}},
+		"no hosts":                       {"VirtualService", "tcp: [{route: [{destination: {host: a}}]}]", complaint{Error, "spec.hosts", "", "needs hosts"}},
 		"no routes":                      {"VirtualService", "hosts: [a]", complaint{Error, "spec", "", "needs routes"}},
 		"all hosts in the mesh":          {"VirtualService", "hosts: ['*']" + route, complaint{Error, "spec.hosts[0]", "*", "only possible at a gateway"}},
 		"a URL for host":                 {"VirtualService", "hosts: ['http://a']" + route, complaint{Error, "spec.hosts[0]", "http://a", "leave out the scheme"}},

@@ -10,7 +10,7 @@ import (
 
 func validateVirtualService(s scope, vs *networking.VirtualService) {
 	if len(vs.GetHosts()) == 0 {
-		s.field("hosts").refuse("", "a VirtualService needs hosts", "list the names that callers use")
+		s.delegate(vs)
 	}
 	for i, host := range vs.GetHosts() {
 		s.item("hosts", i).wildcardHost(host)
@@ -34,6 +34,25 @@ func validateVirtualService(s scope, vs *networking.VirtualService) {
 		s.item("tcp", i).tcpRoute(r)
 	}
 	s.field("exportTo").exportTo(vs.GetExportTo())
+}
+
+// delegate checks a VirtualService that others hand requests to, by what it must not have.
+func (s scope) delegate(vs *networking.VirtualService) {
+	const only = "a VirtualService without hosts is for others to delegate to"
+	if len(vs.GetHttp()) == 0 {
+		s.field("hosts").refuse("", "a VirtualService needs hosts", "list the names that callers use")
+	}
+	if len(vs.GetGateways()) > 0 {
+		s.field("gateways").refuse("", only+", which have the gateways", "remove them, or list hosts")
+	}
+	if len(vs.GetTcp())+len(vs.GetTls()) > 0 {
+		s.refuse("", only+", and requests alone are delegated", "remove tcp and tls, or list hosts")
+	}
+	for i, r := range vs.GetHttp() {
+		if r.GetDelegate() != nil {
+			s.item("http", i).field("delegate").refuse(r.GetDelegate().GetName(), "a delegate cannot delegate again", "give it the routes themselves")
+		}
+	}
 }
 
 func (s scope) gatewayName(name string) {

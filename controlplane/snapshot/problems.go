@@ -127,15 +127,30 @@ func (c *checker) virtualServices() {
 		for i, g := range v.Gateways {
 			c.gatewayExists(v, i, g)
 		}
-		for _, d := range destinations(v.Spec) {
-			c.destination(v, d)
-		}
-		c.routes(v)
-		for i, r := range v.Spec.GetHttp() {
-			if r.GetDelegate() != nil {
-				c.warn(v.Resource, fmt.Sprintf("spec.http[%d].delegate", i), r.GetDelegate().GetName(),
-					"delegation is not supported: the route is left out", "move the delegate's routes here")
-			}
+		c.rules(v.asWritten())
+	}
+	for _, r := range c.w.virtualServices.others.byKey {
+		c.rules(&VirtualService{Resource: r, Spec: r.Spec.(*networking.VirtualService)})
+	}
+}
+
+// asWritten is the rule without what its delegates add, so that places in it are those of its document.
+func (v *VirtualService) asWritten() *VirtualService {
+	own := *v
+	own.Spec = v.Resource.Spec.(*networking.VirtualService)
+	return &own
+}
+
+// rules checks where a document's routes lead.
+func (c *checker) rules(v *VirtualService) {
+	for _, d := range destinations(v.Spec) {
+		c.destination(v, d)
+	}
+	c.routes(v)
+	for i, r := range v.Spec.GetHttp() {
+		if r.GetDelegate() != nil && c.w.virtualServices.others.find(v.Resource, r.GetDelegate()) == nil {
+			c.find(config.UnknownDelegate, v.Resource, fmt.Sprintf("spec.http[%d].delegate", i), r.GetDelegate().GetName(),
+				"there is no such VirtualService without hosts, or it is not exported to here: the route is left out", "add it, or correct the name and namespace")
 		}
 	}
 }

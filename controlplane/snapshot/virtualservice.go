@@ -15,12 +15,15 @@ const MeshGateway = "mesh"
 // VirtualService is one VirtualService with its names resolved. Immutable.
 type VirtualService struct {
 	*config.Resource
+	// Spec is what the document says, with the routes of its delegates in their places.
 	Spec *networking.VirtualService
 	// Hosts are its hosts as full names, in their order.
 	Hosts []string
 	// Gateways are the gateways it is for: "mesh", or "namespace/name".
 	Gateways []string
 	exportTo []string
+	// from are the delegates whose routes are among its own.
+	from []*config.Resource
 }
 
 // For says whether the rules are for a gateway ("mesh" for sidecars).
@@ -64,9 +67,9 @@ func GatewayName(written, namespace string) string {
 // resolver gives the full name of a host as a document of the namespace writes it.
 type resolver func(host, namespace string) string
 
-func newVirtualService(r *config.Resource, resolve resolver, defaultExportTo []string) *VirtualService {
-	spec := r.Spec.(*networking.VirtualService)
-	v := &VirtualService{Resource: r, Spec: spec, exportTo: spec.GetExportTo()}
+func newVirtualService(r *config.Resource, others *delegates, resolve resolver, defaultExportTo []string) *VirtualService {
+	spec, from := others.expand(r)
+	v := &VirtualService{Resource: r, Spec: spec, exportTo: spec.GetExportTo(), from: from}
 	if len(v.exportTo) == 0 {
 		v.exportTo = defaultExportTo
 	}
@@ -84,6 +87,7 @@ func newVirtualService(r *config.Resource, resolve resolver, defaultExportTo []s
 
 // virtualServices is all VirtualServices, the oldest first.
 type virtualServices struct {
+	others    *delegates
 	all       []*VirtualService
 	byGateway map[string][]*VirtualService
 }
@@ -96,9 +100,14 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 		}
 	}
 	index := &virtualServices{byGateway: map[string][]*VirtualService{}}
+	others := newDelegates(resources, resolve, exportTo)
+	index.others = others
 	for _, r := range oldestFirst(resources) {
-		v := newVirtualService(r, resolve, exportTo)
-		if old := known[r]; old != nil && slices.Equal(old.Hosts, v.Hosts) {
+		if others.byKey[r.Key] != nil {
+			continue
+		}
+		v := newVirtualService(r, others, resolve, exportTo)
+		if old := known[r]; old != nil && slices.Equal(old.Hosts, v.Hosts) && equalPointers(old.from, v.from) {
 			v = old
 		}
 		index.all = append(index.all, v)
