@@ -10,7 +10,7 @@ import (
 )
 
 // rowsAtOnce is how many rows wait for their documents at a time. They wait more than they work.
-const rowsAtOnce = "8"
+const rowsAtOnce = "4"
 
 // The test binary is also the application of the meshes' workloads, and the guard of the meshes.
 func TestMain(m *testing.M) {

@@ -46,6 +46,7 @@ func (w *world) fillIn(t *testing.T, docs string) string {
 	return strings.NewReplacer("$OUTSIDE_HTTP", w.outside[portHTTP], "$OUTSIDE_TCP", w.outside[portTCP],
 		"$OUTSIDE_TLS", w.outside[portTLS], "$OUTSIDE_MYSQL", w.outside[portServerFirst],
 		"$OUTSIDE", w.outsideAddress(), "$DIR", w.dir,
+		"$V1", w.instance("v1").Proxy.String(), "$V2", w.instance("v2").Proxy.String(),
 		"$SERVER_CRT", base64.StdEncoding.EncodeToString(w.certificate), "$SERVER_KEY", base64.StdEncoding.EncodeToString(w.key),
 		"$CA_CRT", base64.StdEncoding.EncodeToString(w.ca.PEM())).Replace(docs)
 }

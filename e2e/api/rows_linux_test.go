@@ -95,7 +95,7 @@ func (r row) run(t *testing.T, w *world) {
 			}
 			return
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond)
 	}
 }
 

@@ -29,7 +29,7 @@ spec:
   mesh: MESH
   workloads:
   - {name: gateway, type: gateway, namespace: istio-system, labels: {istio: ingressgateway}, serviceAccount: gateway}
-  - {name: client, serviceAccount: client, command: ["${PILOTFISH}", idle]}
+  - {name: client, labels: {istio-locality: near.a}, serviceAccount: client, command: ["${PILOTFISH}", idle]}
   - {name: other, namespace: other, serviceAccount: other, command: ["${PILOTFISH}", idle]}
   - {name: v1, labels: {app: server, version: v1}, serviceAccount: server, PORTS}
   - {name: v2, labels: {app: server, version: v2}, serviceAccount: server, PORTS}
