@@ -45,7 +45,11 @@ func (s *Server) authorityOptions(domain string) (ca.Options, error) {
 		Overlap: c.Overlap, RotateBefore: c.RotateBefore,
 	}
 	if c.Issuer != "" {
-		options.Issuers = []ca.TokenIssuer{s.tokenIssuer(c)}
+		issuer, err := s.tokenIssuer(c)
+		if err != nil {
+			return options, err
+		}
+		options.Issuers = []ca.TokenIssuer{issuer}
 	} else if c.IssuerKeys != "" || c.IssuerAudience != "" {
 		return options, errors.New("keys or an audience of an issuer of tokens are given, and no issuer: say whose they are")
 	}
@@ -58,7 +62,7 @@ func (s *Server) authorityOptions(domain string) (ca.Options, error) {
 	return options, nil
 }
 
-func (s *Server) tokenIssuer(c AuthorityConfig) ca.TokenIssuer {
+func (s *Server) tokenIssuer(c AuthorityConfig) (ca.TokenIssuer, error) {
 	issuer := ca.TokenIssuer{Issuer: c.Issuer}
 	if c.IssuerAudience != "" {
 		issuer.Audiences = []string{c.IssuerAudience}
@@ -66,12 +70,16 @@ func (s *Server) tokenIssuer(c AuthorityConfig) ca.TokenIssuer {
 	at := c.IssuerKeys
 	if at != "" && !strings.Contains(at, "://") {
 		issuer.Keys = func() (string, error) { return keysOf(at) }
-		return issuer
+		return issuer, nil
 	}
 	if at == "" {
 		at = strings.TrimSuffix(c.Issuer, "/") + config.DiscoveryPath
 	}
-	s.issuerKeys = jwks.New(jwks.Config{Refresh: s.cfg.Keys.Refresh, File: filepath.Join(s.cfg.StateDir, issuerKeysFile), Logger: s.log})
+	trusts, err := s.keysTLS()
+	if err != nil {
+		return issuer, err
+	}
+	s.issuerKeys = jwks.New(jwks.Config{Refresh: s.cfg.Keys.Refresh, TLS: trusts, File: filepath.Join(s.cfg.StateDir, issuerKeysFile), Logger: s.log})
 	s.issuerKeys.Want([]string{at})
 	issuer.Keys = func() (string, error) {
 		if set, ok := s.issuerKeys.Sets()[at]; ok {
@@ -79,7 +87,7 @@ func (s *Server) tokenIssuer(c AuthorityConfig) ca.TokenIssuer {
 		}
 		return "", fmt.Errorf("its keys could not be fetched from %s yet", at)
 	}
-	return issuer
+	return issuer, nil
 }
 
 // keysOf reads keys from a file, each time: it may have been replaced.

@@ -245,7 +245,11 @@ func (s *Server) Run(ctx context.Context) error {
 	background.Go(func() { s.feed.run(ctx) })
 	background.Go(func() { s.findings.run(ctx) })
 	background.Go(func() { s.learned.run(ctx) })
-	background.Go(func() { _ = s.keys.Run(ctx) })      // ends with the context only
+	background.Go(func() { _ = s.keys.Run(ctx) }) // ends with the context only
+	if s.issuerKeys != nil {
+		background.Go(func() { _ = s.issuerKeys.Run(ctx) }) // the same
+	}
+	background.Go(func() { s.authority.Run(ctx, authorityInterval, s.feed.noteAll) })
 	background.Go(func() { _ = s.registrar.Run(ctx) }) // it has no errors
 	if s.dirs != nil {
 		background.Go(func() {

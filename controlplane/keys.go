@@ -27,16 +27,22 @@ type KeyFetching struct {
 const keysFile = "token-issuer-keys"
 
 func (s *Server) openKeys() error {
-	roots, err := trustedRoots(s.cfg.Keys.RootsFile)
+	trusts, err := s.keysTLS()
 	if err != nil {
 		return err
 	}
 	s.keys = jwks.New(jwks.Config{
-		Refresh: s.cfg.Keys.Refresh, TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		Refresh: s.cfg.Keys.Refresh, TLS: trusts,
 		File: filepath.Join(s.cfg.StateDir, keysFile), Logger: s.log,
 		Changed: func() { s.feed.noteKeys() }, // the feed is there before anything is fetched
 	})
 	return nil
+}
+
+// keysTLS is whom keys are taken from.
+func (s *Server) keysTLS() (*tls.Config, error) {
+	roots, err := trustedRoots(s.cfg.Keys.RootsFile)
+	return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, err
 }
 
 // trustedRoots are the system's and those of the file; nil is the system's alone.

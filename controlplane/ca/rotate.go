@@ -196,6 +196,11 @@ func (a *Authority) Rotate(force bool) (RotationStep, error) {
 	if a.opts.PlugIn != "" {
 		return "", fmt.Errorf("the authority in %s is not made here, and its root is not rotated here: %s", a.opts.PlugIn, a.endRemedy())
 	}
+	unlock, err := a.state.lock()
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
 	r, err := a.Rotation()
 	if err != nil {
 		return "", err
@@ -204,12 +209,17 @@ func (a *Authority) Rotate(force bool) (RotationStep, error) {
 		return "", fmt.Errorf("the next step, %s, is due at %s: wait until then, or force it where every agent has the trust bundle already",
 			r.Next, r.Due.UTC().Format(time.RFC3339))
 	}
-	if err := a.take(r.Next); err != nil {
-		return "", err
+	return r.Next, a.step(r.Next)
+}
+
+// step takes a step, of which whoever holds the lock knows that it is the next one.
+func (a *Authority) step(next RotationStep) error {
+	if err := a.take(next); err != nil {
+		return err
 	}
-	a.log.Info("the rotation of the mesh's root took a step", "step", r.Next, "directory", a.dir)
-	_, err = a.Reload()
-	return r.Next, err
+	a.log.Info("the rotation of the mesh's root took a step", "step", next, "directory", a.dir)
+	_, err := a.Reload()
+	return err
 }
 
 func (a *Authority) take(step RotationStep) error {
@@ -306,11 +316,20 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 	}
 }
 
+// rotateWhenDue takes the next step when it is due. Another control plane on the same directory may be about to take the
+// same one, so it is looked at again under the lock.
 func (a *Authority) rotateWhenDue(news bool) (bool, error) {
+	if r, err := a.Rotation(); err != nil || a.now().Before(r.Due) {
+		return news, err
+	}
+	unlock, err := a.state.lock()
+	if err != nil {
+		return news, err
+	}
+	defer unlock()
 	r, err := a.Rotation()
 	if err != nil || a.now().Before(r.Due) {
 		return news, err
 	}
-	_, err = a.Rotate(false)
-	return true, err
+	return true, a.step(r.Next)
 }

@@ -1,0 +1,35 @@
+package ca
+
+import (
+	"sync"
+	"testing"
+)
+
+// Two control planes on one directory, and a command beside them: no step is taken twice.
+func TestTwoThatRotateAtTheSameTimeTakeEachStepOnce(t *testing.T) {
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	const processes, steps = 3, 8 // 24 steps are 8 rotations
+	for range processes {
+		a, err := Load(dir, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			for range steps {
+				if _, err := a.Rotate(true); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	a, err := Load(dir, Options{MustExist: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := a.state.readGenerations()
+	if err != nil || g.Active != processes*steps/3 || g.Announced != 0 || g.Previous != 0 {
+		t.Errorf("%d steps end in %+v, %v", processes*steps, g, err)
+	}
+}
