@@ -53,6 +53,9 @@ func (s scope) port(number uint32) {
 	}
 }
 
+// longest is the longest time that is taken; a proxy's clocks count to 292 years.
+const longest = 100 * 365 * 24 * time.Hour
+
 // millisecond checks a duration that Envoy or Istio takes in whole milliseconds.
 func (s scope) millisecond(d *durationpb.Duration) {
 	s.atLeast(d, time.Millisecond, "must be at least 1ms")
@@ -61,8 +64,12 @@ func (s scope) millisecond(d *durationpb.Duration) {
 func (s scope) zeroOrMore(d *durationpb.Duration) { s.atLeast(d, 0, "must not be negative") }
 
 func (s scope) atLeast(d *durationpb.Duration, low time.Duration, message string) {
-	if d != nil && d.AsDuration() < low {
+	switch {
+	case d == nil:
+	case d.AsDuration() < low:
 		s.refuse(d.AsDuration(), message, "give a longer time, as in 500ms or 10s")
+	case d.AsDuration() > longest:
+		s.refuse(d.AsDuration(), "longer than proxies can wait", "give a shorter time, as in 10s or 1h")
 	}
 }
 

@@ -28,6 +28,9 @@ func CheckMesh(mesh *meshconfig.MeshConfig) (warnings []Problem, err error) {
 	if err := checkMeshLog(mesh); err != nil {
 		return nil, err
 	}
+	if err := checkMeshValues(mesh); err != nil {
+		return nil, err
+	}
 	names := map[string]bool{}
 	for i, p := range mesh.GetExtensionProviders() {
 		at := fmt.Sprintf("extensionProviders[%d]", i)
