@@ -88,8 +88,7 @@ func grpcTakesPermissions(all []*rbacv3.Permission) bool {
 	for _, p := range all {
 		ok := true
 		switch rule := p.GetRule().(type) {
-		case *rbacv3.Permission_Any, *rbacv3.Permission_UrlPath, *rbacv3.Permission_DestinationIp, *rbacv3.Permission_DestinationPort,
-			*rbacv3.Permission_RequestedServerName:
+		case *rbacv3.Permission_Any, *rbacv3.Permission_UrlPath, *rbacv3.Permission_DestinationIp, *rbacv3.Permission_DestinationPort:
 		case *rbacv3.Permission_Header:
 			ok = grpcTakesHeader(rule.Header.GetName())
 		case *rbacv3.Permission_AndRules:
@@ -132,7 +131,14 @@ func grpcTakesPrincipals(all []*rbacv3.Principal) bool {
 	return true
 }
 
+// grpcTakesHeader says whether gRPC's servers see a header as it was sent. Those that they do not see are to them not
+// there, which would be for a DENY never to hold. The name of a server in TLS is the same to them: always empty.
 func grpcTakesHeader(name string) bool {
-	name = strings.ToLower(name)
-	return name != ":scheme" && !strings.HasPrefix(name, "grpc-")
+	switch name {
+	case ":authority", ":method":
+		return true
+	case "host", "te", "connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "content-type", "content-length":
+		return false
+	}
+	return !strings.HasPrefix(name, ":") && !strings.HasPrefix(name, "grpc-") && !strings.HasSuffix(name, "-bin")
 }

@@ -146,8 +146,9 @@ func headerPrincipal(name, v string) *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Header{Header: headerMatcher(name, v)}}
 }
 
+// headerMatcher has the name in lower case: gRPC's libraries, unlike Envoy, take it as it is written.
 func headerMatcher(name, v string) *routev3.HeaderMatcher {
-	h := &routev3.HeaderMatcher{Name: name}
+	h := &routev3.HeaderMatcher{Name: strings.ToLower(name)}
 	if p := parsePattern(v); p.some {
 		h.HeaderMatchSpecifier = &routev3.HeaderMatcher_PresentMatch{PresentMatch: true}
 	} else {

@@ -26,6 +26,7 @@ import (
 	xdscreds "google.golang.org/grpc/credentials/xds"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/xds"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -54,24 +55,30 @@ func TestMain(m *testing.M) {
 	os.Exit(1)
 }
 
-// client makes a call to the service that each line names, and writes which address answered.
+// client makes a call to the service that each line names, with the metadata that follow it, and writes which address
+// answered.
 func client(in io.Reader, out io.Writer) error {
 	services := map[string]*grpc.ClientConn{}
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
-		conn := services[lines.Text()]
+		service, with, _ := strings.Cut(lines.Text(), " ")
+		conn := services[service]
 		if conn == nil {
 			creds, err := xdscreds.NewClientCredentials(xdscreds.ClientOptions{FallbackCreds: insecure.NewCredentials()})
 			if err != nil {
 				return err
 			}
-			conn, err = grpc.NewClient("xds:///"+lines.Text(), grpc.WithTransportCredentials(creds))
+			conn, err = grpc.NewClient("xds:///"+service, grpc.WithTransportCredentials(creds))
 			if err != nil {
 				return err
 			}
-			services[lines.Text()] = conn
+			services[service] = conn
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		for pair := range strings.FieldsSeq(with) {
+			key, value, _ := strings.Cut(pair, "=")
+			ctx = metadata.AppendToOutgoingContext(ctx, key, value)
+		}
 		var server peer.Peer
 		_, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.Peer(&server), grpc.WaitForReady(true))
 		cancel()
@@ -237,13 +244,13 @@ func answers(t testing.TB, call func(string) string, service, address string) {
 }
 
 // listen is a server at the address.
-func listen(t testing.TB, address string) {
+func listen(t testing.TB, address string, options ...grpc.ServerOption) {
 	t.Helper()
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(options...)
 	grpc_health_v1.RegisterHealthServer(s, health.NewServer())
 	go func() { _ = s.Serve(listener) }()
 	t.Cleanup(s.Stop)

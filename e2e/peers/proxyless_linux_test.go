@@ -313,4 +313,32 @@ spec:
 	if err := sidecar.asks("greeter.default.svc.cluster.local:7000"); err != nil {
 		t.Errorf("whom the policy names: %v", err)
 	}
+	m.write("policy.yaml", `
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-guests, namespace: default}
+spec:
+  selector: {matchLabels: {app: greeter}}
+  action: DENY
+  rules: [{when: [{key: "request.headers[X-Role]", values: [guest]}]}]
+`)
+	always(t, call, "greeter:7000", toGreeter)
+	if got := call("greeter:7000 x-role=guest"); !strings.Contains(got, "PermissionDenied") {
+		t.Errorf("a guest: %s", got)
+	}
+	m.write("policy.yaml", `
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-secrets, namespace: default}
+spec:
+  selector: {matchLabels: {app: greeter}}
+  action: DENY
+  rules: [{when: [{key: connection.sni, values: [outbound_.7000_._.greeter.default.svc.cluster.local]}]}]
+`)
+	testenv.Eventually(t, "a rule about what gRPC cannot see refuses everybody", func() error {
+		if got := call("greeter:7000"); !strings.Contains(got, "PermissionDenied") {
+			return errors.New(got)
+		}
+		return nil
+	})
 }

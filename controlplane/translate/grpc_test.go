@@ -1,0 +1,62 @@
+package translate_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// TestGRPCServersRefuseWhatTheyCannotSee: an ALLOW rule about it lets nobody in, and a DENY rule refuses everybody. gRPC
+// would take such a header for one that is not there, and the server's name in TLS for an empty one.
+func TestGRPCServersRefuseWhatTheyCannotSee(t *testing.T) {
+	t.Parallel()
+	const all = `{"permissions":[{"any":true}],"principals":[{"any":true}]}`
+	for _, c := range []struct {
+		action, when string
+		want         []string
+		not          string
+	}{
+		{"DENY", `{key: connection.sni, values: [secret.example]}`, []string{all}, "secret.example"},
+		{"ALLOW", `{key: connection.sni, notValues: [secret.example]}`, nil, "secret.example"},
+		{"DENY", `{key: "request.headers[host]", values: [a]}`, []string{all}, `"host"`},
+		{"DENY", `{key: "request.headers[:path]", values: [/a]}`, []string{all}, `":path"`},
+		{"DENY", `{key: "request.headers[x-id-bin]", values: [a]}`, []string{all}, "x-id-bin"},
+		{"ALLOW", `{key: "request.headers[x-id-bin]", notValues: [a]}`, nil, "x-id-bin"},
+		{"DENY", `{key: "request.auth.claims[team]", values: [a]}`, []string{all}, "team"},
+		{"ALLOW", `{key: "request.auth.claims[team]", notValues: [a]}`, nil, "team"},
+		{"DENY", `{key: "request.headers[X-Role]", values: [guest]}`, []string{`"name":"x-role"`}, "X-Role"},
+	} {
+		m := newTestMesh(t, nil, `
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: p, namespace: default}
+spec: {action: `+c.action+`, rules: [{when: [`+c.when+`]}]}
+`)
+		p := &translate.Proxy{Namespace: "default", Proxyless: true, Address: netip.MustParseAddr("127.0.0.1")}
+		got, err := translate.Proxyless(m.snap, p, xds.ListenerType, []string{"xds.istio.io/grpc/lds/inbound/127.0.0.1:7001"})
+		if err != nil || len(got) != 1 {
+			t.Fatal(got, err)
+		}
+		data, err := protojson.Marshal(got[0].Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(string(data), " ", "")
+		for _, want := range c.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s %s: no %s in %s", c.action, c.when, want, text)
+			}
+		}
+		if strings.Contains(text, c.not) {
+			t.Errorf("%s %s: there is %s in %s", c.action, c.when, c.not, text)
+		}
+		if !strings.Contains(text, "rbac") {
+			t.Errorf("%s %s: nothing is enforced: %s", c.action, c.when, text)
+		}
+	}
+}
