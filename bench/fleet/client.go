@@ -186,8 +186,8 @@ func (c *client) apply(h *held, r *response) (subscribe, unsubscribe []string) {
 				add(route)
 			}
 		case routeType:
-			if it.vhds {
-				c.hosts[name] = c.hosts[name]
+			if it.vhds && !c.hosts[name] {
+				c.hosts[name] = false // known, and none of it has come
 			}
 		case virtualHostType:
 			c.hosts[routeOf(name)] = true
