@@ -51,6 +51,10 @@ func (s source) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (
 // register makes a workload that connects a member of its group. What the group's members have in common is the
 // workload's own from then on.
 func (s source) register(p *translate.Proxy) (*registration.Registration, error) {
+	if !p.Proven { // or anyone who reaches the plaintext port would get the calls of others
+		return nil, fmt.Errorf("the workload at %s %w: it proves no service account, and members of a WorkloadGroup have to: "+
+			"connect to the port for xDS over TLS, with a token or a certificate", p.Address, registration.ErrRefused)
+	}
 	registered, err := s.registrar.Connect(registration.Workload{
 		Group: p.AutoRegisterGroup, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Address: p.Address, Labels: p.Labels,
 		Network: p.Network, Locality: p.Locality, HealthChecked: p.HealthChecked,

@@ -54,7 +54,7 @@ type Workload struct {
 	// Group is the name of a WorkloadGroup in Namespace.
 	Group     string `json:"group"`
 	Namespace string `json:"namespace"`
-	// ServiceAccount is what the proxy proved; empty on a connection that proves nothing.
+	// ServiceAccount is what the proxy proved.
 	ServiceAccount string            `json:"serviceAccount,omitempty"`
 	Address        netip.Addr        `json:"address"`
 	Labels         map[string]string `json:"labels,omitempty"`
@@ -117,6 +117,9 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	group, err := r.group(w)
+	if err == nil {
+		w.Address, err = reachable(w.Address)
+	}
 	if err != nil {
 		r.metrics.errors.Inc()
 		return nil, err
@@ -147,11 +150,20 @@ func (r *Registrar) group(w Workload) (*config.Resource, error) {
 			w.Address, ErrRefused, key)
 	}
 	want := accountOf(group.Spec.(*networking.WorkloadGroup))
-	if w.ServiceAccount != "" && w.ServiceAccount != want {
+	if w.ServiceAccount != want {
 		return nil, fmt.Errorf("the workload at %s %w: it proved service account %q, and members of %s have %q: "+
 			"set the group's template.serviceAccount, or give the workload another token", w.Address, ErrRefused, w.ServiceAccount, key, want)
 	}
 	return group, nil
+}
+
+// reachable gives the address as others write it. One that is no endpoint's would make Envoys reject the endpoints of all
+// services that the workload is of.
+func reachable(a netip.Addr) (netip.Addr, error) {
+	if a = a.Unmap(); !a.IsValid() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() {
+		return a, fmt.Errorf("the workload %w: others cannot call it at %q: set INSTANCE_IP to an address that they reach", ErrRefused, a)
+	}
+	return a, nil
 }
 
 // publish puts the member's entry in force, or takes it out; r.mu is held.

@@ -207,7 +207,9 @@ func TestWorkloadThatDoesNotFitItsGroupIsRefused(t *testing.T) {
 		other.ServiceAccount = "thief"
 		unknown := till("10.0.0.1")
 		unknown.Group = "safes"
-		for _, workload := range []Workload{other, unknown} {
+		nobody := till("10.0.0.1")
+		nobody.ServiceAccount = ""
+		for _, workload := range []Workload{other, unknown, nobody, till("0.0.0.0"), till("fe80::1%eth0"), till("224.0.0.1"), till("::ffff:0.0.0.0")} {
 			if _, err := w.Connect(workload); !errors.Is(err, ErrRefused) {
 				t.Errorf("%v: %v", workload, err)
 			}
