@@ -55,6 +55,9 @@ func (c outbound) httpOptions(port registry.Port, traffic snapshot.Traffic, secu
 	} else if security.autoSNI {
 		options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: security.autoSAN}
 	}
+	if !c.svc.External && !c.facts.AllMTLS {
+		options.HttpFilters = unintroduced()
+	}
 	return options
 }
 

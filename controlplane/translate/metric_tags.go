@@ -175,7 +175,7 @@ func (v view) callerTags(c chain, opening bool) []tag {
 	for _, f := range peerFields {
 		t := tag{name: "source_" + f.label, format: unknown, histograms: f.histograms}
 		if told {
-			t.format = "%DYNAMIC_METADATA(" + peerMetadata + ":" + f.key + ")%"
+			t.format = "%DYNAMIC_METADATA(" + peerMetadata + ":" + f.key + "):253%"
 		}
 		out = append(out, t)
 	}

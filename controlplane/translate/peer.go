@@ -2,12 +2,17 @@ package translate
 
 import (
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
 	headertometadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_to_metadata/v3"
+	upstreamcodecv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -92,6 +97,10 @@ func introduction() []*corev3.HeaderValueOption {
 // introduce adds the introduction to a route as far as it leads to services of the mesh, and only there.
 func (r routing) introduce(route *routev3.Route) *routev3.Route {
 	action := route.GetRoute()
+	// Copies are made of what is sent, introduction and all.
+	if slices.ContainsFunc(action.GetRequestMirrorPolicies(), func(m *routev3.RouteAction_RequestMirrorPolicy) bool { return !r.inMesh(m.GetCluster()) }) {
+		return route
+	}
 	if r.inMesh(action.GetCluster()) {
 		route.RequestHeadersToAdd = append(route.RequestHeadersToAdd, introduction()...)
 	}
@@ -101,6 +110,16 @@ func (r routing) introduce(route *routev3.Route) *routev3.Route {
 		}
 	}
 	return route
+}
+
+// unintroduced takes the introduction back where not every endpoint has a sidecar that would keep it from its application.
+func unintroduced() []*hcmv3.HttpFilter {
+	return []*hcmv3.HttpFilter{
+		httpFilter("envoy.filters.http.header_mutation", &headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{
+			RequestMutations: []*mutationv3.HeaderMutation{{Action: &mutationv3.HeaderMutation_Remove{Remove: peerHeader}}},
+		}}),
+		httpFilter("envoy.filters.http.upstream_codec", &upstreamcodecv3.UpstreamCodec{}),
+	}
 }
 
 // inMesh says whether a cluster is of a service of the mesh.
@@ -128,7 +147,7 @@ func (v view) peerFilters(t traffic) []*hcmv3.HttpFilter {
 			OnHeaderPresent: &headertometadatav3.Config_KeyValuePair{
 				MetadataNamespace: peerMetadata, Key: f.key,
 				RegexValueRewrite: &matcherv3.RegexMatchAndSubstitute{
-					Pattern:      &matcherv3.RegexMatcher{Regex: "^" + strings.Repeat("[^;]*;", i) + "([^;]*).*$"},
+					Pattern:      &matcherv3.RegexMatcher{Regex: peerField(i)},
 					Substitution: `\1`,
 				},
 			},
@@ -137,6 +156,12 @@ func (v view) peerFilters(t traffic) []*hcmv3.HttpFilter {
 		})
 	}
 	return []*hcmv3.HttpFilter{httpFilter(peerFilter, config)}
+}
+
+// peerField finds a field of the header, if it is made of the characters that those of the mesh have. A value
+// that matches nothing would be taken whole, and what is no text would spoil all metrics for whoever reads them.
+func peerField(i int) string {
+	return `^(?:(?:[^;]*;){` + strconv.Itoa(i) + `}([A-Za-z0-9._/-]*)(?:;.*)?$)?\C*`
 }
 
 // peerStruct is what endpoints tell of their workload.

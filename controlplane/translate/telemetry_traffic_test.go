@@ -1,6 +1,7 @@
 package translate_test
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -104,6 +106,19 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 		w.expect(200, `peer=""`, func() answer { return w.through("", "http://NET.2.1:8080/x", "X-Pilotfish-Peer=a;b;c;d;e;f") })
 		server.counts("1", "envoy_istio_requests_total", "connection_security_policy=none", "source_workload=unknown", "source_principal=unknown")
 
+		// Who has a certificate and no sidecar may say anything; what is no name is none, and long ones end.
+		for _, lie := range []string{"a\xffb;c;d;e;f;g", `a"b;c;d;e;f;g`, "nothing of the sort", strings.Repeat("x", 5000) + ";y"} {
+			w.lie(serverURL, "spiffe://cluster.local/ns/front/sa/liar", lie)
+		}
+		if caller == known {
+			server.counts("2", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload=", "source_workload_namespace=c")
+			server.counts("1", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload=", "source_workload_namespace=")
+			server.counts("1", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload="+strings.Repeat("x", 253), "source_workload_namespace=y")
+		}
+		if text := server.get("/stats/prometheus"); !utf8.ValidString(text) {
+			t.Error("the metrics are no text")
+		}
+
 		w.talk("NET.1.16:3306", "hello")
 		client.counts("1", "envoy_istio_tcp_connections_opened_total", "reporter=source", "destination_workload=server-1", "request_protocol=tcp")
 		client.counts("1", "envoy_istio_tcp_connections_closed_total", "reporter=source", "destination_service_name=server")
@@ -156,5 +171,87 @@ func (w *world) talk(address, text string) {
 			return fmt.Sprintf("%q %v", back, err)
 		}
 		return ""
+	})
+}
+
+// lie asks a server's sidecar as a caller of the mesh that has a certificate and no sidecar.
+func (w *world) lie(target, id, peer string) {
+	w.t.Helper()
+	cert, key := w.plane.ca.issue(id)
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c, err := tls.Dial("tcp", w.text("NET.2.1:8080"), &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "http/1.1"}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	fmt.Fprintf(c, "GET /x HTTP/1.1\r\nHost: server.back\r\nX-Pilotfish-Peer: %s\r\nConnection: close\r\n\r\n", peer)
+	answer, err := io.ReadAll(c)
+	if err != nil || !strings.Contains(string(answer), `peer=""`) {
+		w.t.Errorf("%q %v", answer, err)
+	}
+}
+
+// TestIntroductionsReachSidecarsOnly: no application and nobody outside of the mesh sees what callers say of themselves.
+func TestIntroductionsReachSidecarsOnly(t *testing.T) {
+	bothEnvoys(t, 197001, func(t *testing.T, version string, network int) {
+		w := newWorld(t, version, network, pair, `
+apiVersion: v1
+kind: Service
+metadata: {name: bare, namespace: back}
+spec: {selector: {app: bare}, ports: [{name: http, port: 80, targetPort: 8080}, {name: any, port: 81, targetPort: 8080}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: bare, namespace: back}
+spec: {address: NET.3.1, labels: {app: bare}}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: out, namespace: back}
+spec: {hosts: [out.example.com], location: MESH_EXTERNAL, resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: NET.4.1, ports: {http: 8080}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: copied, namespace: back}
+spec:
+  hosts: [server]
+  http:
+  - match: [{uri: {prefix: /copied}}]
+    route: [{destination: {host: server, port: {number: 80}}}]
+    mirrors: [{destination: {host: out.example.com, port: {number: 80}}}, {destination: {host: bare, port: {number: 80}}}]
+  - route: [{destination: {host: server, port: {number: 80}}}]
+`)
+		seen := make(chan string, 100)
+		tell := func(name string) http.HandlerFunc {
+			return func(rw http.ResponseWriter, r *http.Request) {
+				seen <- name + r.URL.Path
+				fmt.Fprintf(rw, "%s peer=%q", name, r.Header.Get("X-Pilotfish-Peer"))
+				if p := r.Header.Get("X-Pilotfish-Peer"); p != "" {
+					t.Errorf("%s%s sees %q", name, r.URL.Path, p)
+				}
+			}
+		}
+		w.app("NET.2.2:8080", "server", tell("server"))
+		w.app("NET.3.1:8080", "bare", tell("bare"))
+		w.app("NET.4.1:8080", "out", tell("out"))
+		w.proxy(clientNode, "front/client")
+		w.proxy(serverNode, "back/server")
+		for _, url := range []string{"http://bare.back/", "http://bare.back:81/", "http://out.example.com/", serverURL, "http://server.back/copied"} {
+			w.expect(200, `peer=""`, func() answer { return w.through(clientPort, url) })
+		}
+		for copies := 0; copies < 2; {
+			select {
+			case s := <-seen:
+				if s == "out/copied" || s == "bare/copied" {
+					copies++
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("no copies came")
+			}
+		}
 	})
 }
