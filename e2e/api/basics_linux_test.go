@@ -9,7 +9,7 @@ import (
 
 func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 	runRows(t, []row{
-		{name: "http and its other versions", check: func(w *world, host string) error {
+		{name: "http and its other versions", ports: []string{"http", "http2"}, check: func(w *world, host string) error {
 			for _, port := range []string{"80", "82"} {
 				for _, h2 := range []bool{false, true} {
 					got, err := w.ask("client", request{URL: "http://" + host + ":" + port + "/a?b=c", H2: h2})
@@ -23,7 +23,7 @@ func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 			}
 			return nil
 		}},
-		{name: "tcp and server first", check: func(w *world, host string) error {
+		{name: "tcp and server first", ports: []string{"tcp", "mysql"}, check: func(w *world, host string) error {
 			for port, lines := range map[string]int{"9000": 1, "3306": 2} {
 				heard, err := w.say("client", host+":"+port, "hello", lines)
 				if err != nil {
@@ -35,7 +35,7 @@ func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 			}
 			return nil
 		}},
-		{name: "undeclared ports", docs: `
+		{name: "undeclared ports", ports: []string{"http"}, docs: `
 apiVersion: v1
 kind: Service
 metadata: {name: $HOST-more}
@@ -70,14 +70,14 @@ spec:
 			}
 			return err
 		}},
-		{name: "grpc", check: func(w *world, host string) error {
+		{name: "grpc", ports: []string{"grpc"}, check: func(w *world, host string) error {
 			server, err := w.checkGRPC("client", host+":7000")
 			if err == nil && server != "v1" && server != "v2" {
 				err = fmt.Errorf("%q answered", server)
 			}
 			return err
 		}},
-		{name: "what no service lists", docs: ``, check: func(w *world, host string) error {
+		{name: "what no service lists", ports: []string{"http"}, docs: ``, check: func(w *world, host string) error {
 			// By the address of the workload, so that nobody tells what the port speaks, nor whether a sidecar is there.
 			to := w.instance("guarded").Proxy.String()
 			if got, err := w.expect(200, "client", "http://"+to+":8082/x"); err != nil || got.Server != "guarded" {
@@ -89,14 +89,14 @@ spec:
 			}
 			return err
 		}},
-		{name: "tls of the application", check: func(w *world, host string) error {
+		{name: "tls of the application", ports: []string{"tls"}, check: func(w *world, host string) error {
 			got, err := w.getTLS("client", host+":443", "server.example")
 			if err == nil && got.Server == "" {
 				err = fmt.Errorf("%s", toJSON(got))
 			}
 			return err
 		}},
-		{name: "a host outside of the mesh", docs: `
+		{name: "a host outside of the mesh", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: $HOST-outside}

@@ -85,7 +85,7 @@ const toHost = `http: [{route: [{destination: {host: $HOST, port: {number: 80}}}
 
 func TestGateways(t *testing.T) {
 	runRows(t, []row{
-		{name: "gateway shows the certificate of a secret", docs: `
+		{name: "gateway shows the certificate of a secret", ports: []string{"http"}, docs: `
 apiVersion: v1
 kind: Secret
 metadata: {name: $HOST, namespace: istio-system}
@@ -93,7 +93,7 @@ type: kubernetes.io/tls
 data: {tls.crt: $SERVER_CRT, tls.key: $SERVER_KEY}
 ---` + edgeDocs(`{port: {number: 8443, name: https, protocol: HTTPS}, hosts: [one.tls.example], tls: {mode: SIMPLE, credentialName: $HOST}}`, toHost),
 			check: func(w *world, _ string) error { return served(w.atEdge(8443, "one.tls.example")) }},
-		{name: "gateway asks clients for certificates", docs: `
+		{name: "gateway asks clients for certificates", ports: []string{"http"}, docs: `
 apiVersion: v1
 kind: Secret
 metadata: {name: $HOST, namespace: istio-system}
@@ -105,7 +105,7 @@ data: {tls.crt: $SERVER_CRT, tls.key: $SERVER_KEY, ca.crt: $CA_CRT}
 				}
 				return refused(w.atEdge(8444, "two.tls.example"))
 			}},
-		{name: "gateway passes tls on by name", docs: edgeDocs(
+		{name: "gateway passes tls on by name", ports: []string{"tls"}, docs: edgeDocs(
 			`{port: {number: 8445, name: tls, protocol: TLS}, hosts: ["*.tls.example"], tls: {mode: PASSTHROUGH}}`,
 			`tls: [{match: [{sniHosts: [three.tls.example]}], route: [{destination: {host: $HOST, port: {number: 443}}}]}]`),
 			check: func(w *world, _ string) error {
@@ -114,7 +114,7 @@ data: {tls.crt: $SERVER_CRT, tls.key: $SERVER_KEY, ca.crt: $CA_CRT}
 				}
 				return refused(w.atEdge(8445, "four.tls.example"))
 			}},
-		{name: "gateway passes the tls of the mesh on", docs: `
+		{name: "gateway passes the tls of the mesh on", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: Gateway
 metadata: {name: $HOST}
@@ -142,7 +142,7 @@ spec: {selector: {istio: ingressgateway}, servers: [{port: {number: 8446, name: 
 			}
 			return nil
 		}},
-		{name: "gateway hosts of several documents share a port", docs: edgeDocs(
+		{name: "gateway hosts of several documents share a port", ports: []string{"http"}, docs: edgeDocs(
 			`{port: {number: 8090, name: http, protocol: HTTP}, hosts: [first.example]}`, toHost) + `
 ---
 apiVersion: networking.istio.io/v1
@@ -174,7 +174,7 @@ spec: {hosts: [second.example], gateways: [$HOST-2], http: [{directResponse: {st
 
 func TestEnvoyFilters(t *testing.T) {
 	runRows(t, []row{
-		{name: "envoyfilter puts a script into a sidecar", alone: []string{"guarded"}, docs: `
+		{name: "envoyfilter puts a script into a sidecar", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST}
@@ -197,7 +197,7 @@ spec:
 			}
 			return err
 		}},
-		{name: "envoyfilter changes the routes of one caller", alone: []string{"other"}, docs: `
+		{name: "envoyfilter changes the routes of one caller", ports: []string{"http"}, alone: []string{"other"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST, namespace: other}
@@ -229,7 +229,7 @@ spec:
 			_, err = w.expect(200, "client", "http://"+host+"/patched")
 			return err
 		}},
-		{name: "envoyfilter gives a filter its configuration by name", alone: []string{"guarded"}, docs: `
+		{name: "envoyfilter gives a filter its configuration by name", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST}
@@ -260,7 +260,7 @@ spec:
 			}
 			return err
 		}},
-		{name: "envoyfilter that would break a listener is left out", alone: []string{"guarded"}, docs: `
+		{name: "envoyfilter that would break a listener is left out", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST}
@@ -282,7 +282,7 @@ spec:
 			}
 			return err
 		}},
-		{name: "envoyfilter of what stock envoy has not is refused", told: "no extension of Envoy has this type", docs: `
+		{name: "envoyfilter of what stock envoy has not is refused", ports: []string{"http"}, told: "no extension of Envoy has this type", docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST}
@@ -298,7 +298,7 @@ spec:
 
 func TestSidecars(t *testing.T) {
 	runRows(t, []row{
-		{name: "sidecar says where the workload serves a port", alone: []string{"guarded"}, docs: `
+		{name: "sidecar says where the workload serves a port", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: v1
 kind: Service
 metadata: {name: $HOST-in}
@@ -318,7 +318,7 @@ spec:
 			}
 			return err
 		}},
-		{name: "sidecar limits what a workload calls and where", alone: []string{"other"}, docs: `
+		{name: "sidecar limits what a workload calls and where", ports: []string{"http"}, alone: []string{"other"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: Sidecar
 metadata: {name: $HOST, namespace: other}

@@ -25,7 +25,7 @@ func is(kept bool, format string, args ...any) error {
 
 func TestRoutesOfVirtualServices(t *testing.T) {
 	runRows(t, []row{
-		{name: "matches", docs: versions + `
+		{name: "matches", ports: []string{"http"}, docs: versions + `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: $HOST}
@@ -79,7 +79,7 @@ spec:
 				"Origin": "https://good.example", "Access-Control-Request-Method": "PUT"}})
 			return is(err == nil && preflight.Server == "" && preflight.Header.Get("Access-Control-Max-Age") == "5", "preflight: %v %v", preflight.Header, err)
 		}},
-		{name: "time outs retries faults and mirrors", docs: versions + `
+		{name: "time outs retries faults and mirrors", ports: []string{"http"}, docs: versions + `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: $HOST}
@@ -140,7 +140,7 @@ spec:
 			seen, err := w.servers(120, "client", u+"/")
 			return is(err == nil && seen["v1"]+seen["v2"] == 120 && seen["v1"] > 10 && seen["v1"] < 55, "shares %v %v", seen, err)
 		}},
-		{name: "delegates", docs: versions + `
+		{name: "delegates", ports: []string{"http"}, docs: versions + `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: $HOST}
@@ -173,7 +173,7 @@ spec:
 			}
 			return nil
 		}},
-		{name: "connections by port and weight", docs: versions + `
+		{name: "connections by port and weight", ports: []string{"tcp", "tls"}, docs: versions + `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: $HOST}
@@ -232,11 +232,11 @@ spec: {host: $HOST, trafficPolicy: `
 	}
 	numbered := func(i int) string { return fmt.Sprintf("user-%d", i*7919) }
 	runRows(t, []row{
-		{name: "hash by header", docs: policy + `{loadBalancer: {consistentHash: {httpHeaderName: x-user, maglev: {tableSize: 1009}}}}}`, check: stays("X-User", numbered)},
-		{name: "hash by query", docs: policy + `{loadBalancer: {consistentHash: {httpQueryParameterName: k, ringHash: {minimumRingSize: 128}}}}}`, check: stays("X-Any", numbered)},
-		{name: "hash by cookie", docs: policy + `{loadBalancer: {consistentHash: {httpCookie: {name: user, ttl: 0s}}}}}`,
+		{name: "hash by header", ports: []string{"http"}, docs: policy + `{loadBalancer: {consistentHash: {httpHeaderName: x-user, maglev: {tableSize: 1009}}}}}`, check: stays("X-User", numbered)},
+		{name: "hash by query", ports: []string{"http"}, docs: policy + `{loadBalancer: {consistentHash: {httpQueryParameterName: k, ringHash: {minimumRingSize: 128}}}}}`, check: stays("X-Any", numbered)},
+		{name: "hash by cookie", ports: []string{"http"}, docs: policy + `{loadBalancer: {consistentHash: {httpCookie: {name: user, ttl: 0s}}}}}`,
 			check: stays("Cookie", func(i int) string { return "user=" + numbered(i) })},
-		{name: "failover and distribution by locality", docs: `
+		{name: "failover and distribution by locality", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: $HOST}
@@ -275,11 +275,11 @@ spec: {host: $HOST.dist, trafficPolicy: {loadBalancer: {localityLbSetting: {dist
 			}
 			return nil
 		}},
-		{name: "plaintext by rule", docs: policy + `{tls: {mode: DISABLE}}}`, check: func(w *world, host string) error {
+		{name: "plaintext by rule", ports: []string{"http"}, docs: policy + `{tls: {mode: DISABLE}}}`, check: func(w *world, host string) error {
 			got, err := w.expect(200, "client", "http://"+host+"/")
 			return is(err == nil && got.Echo.Header.Get("X-Forwarded-Client-Cert") == "", "%s %v", toJSON(got), err)
 		}},
-		{name: "pools overflow", docs: policy + `{connectionPool: {tcp: {maxConnections: 1}, http: {http1MaxPendingRequests: 1, http2MaxRequests: 1}}}}`, check: func(w *world, host string) error {
+		{name: "pools overflow", ports: []string{"http"}, docs: policy + `{connectionPool: {tcp: {maxConnections: 1}, http: {http1MaxPendingRequests: 1, http2MaxRequests: 1}}}}`, check: func(w *world, host string) error {
 			refused := make(chan bool)
 			for range 6 {
 				go func() {
@@ -295,7 +295,7 @@ spec: {host: $HOST.dist, trafficPolicy: {loadBalancer: {localityLbSetting: {dist
 			}
 			return is(n > 0, "none of six at once was refused")
 		}},
-		{name: "tls to a server outside", docs: `
+		{name: "tls to a server outside", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: $HOST}

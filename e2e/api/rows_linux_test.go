@@ -25,6 +25,9 @@ type row struct {
 	// have $HOST in its name, too, or be of the row alone. $SERVER_CRT, $SERVER_KEY and $CA_CRT are for Secrets: the
 	// certificate of server.example and *.tls.example, its key, and who signed it.
 	docs string
+	// ports are those that the row's service has, by their names in servicePorts; none: all. Each of them, and of its
+	// subsets, is a cluster at every caller.
+	ports []string
 	// check makes requests and says what is wrong with the answers. It is asked again until it returns nil, since documents
 	// are in force only soon after they are written, so it holds for good what it wants to see, and nothing of before.
 	check func(w *world, host string) error
@@ -72,14 +75,14 @@ func (r row) run(t *testing.T, w *world) {
 	}
 	host := strings.Trim(notName.ReplaceAllString(strings.ToLower(r.name), "-"), "-")
 	file := filepath.Join(w.dir, "istio", host+".yaml")
-	docs := serviceOf(host, "server") + "\n---\n" + w.fillIn(t, strings.ReplaceAll(r.docs, "$HOST", host))
+	docs := serviceOf(host, "server", r.ports...) + "\n---\n" + w.fillIn(t, strings.ReplaceAll(r.docs, "$HOST", host))
 	writeWhole(t, file, docs)
 	defer func() {
 		if err := os.Remove(file); err != nil {
 			t.Error(err)
 		}
 	}()
-	deadline := time.Now().Add(patience)
+	deadline, pause := time.Now().Add(patience), 50*time.Millisecond
 	for {
 		err := r.check(w, host)
 		if err == nil {
@@ -95,7 +98,8 @@ func (r row) run(t *testing.T, w *world) {
 			}
 			return
 		}
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(pause)
+		pause = min(2*pause, time.Second) // who asks all the time keeps those busy that it waits for
 	}
 }
 

@@ -27,7 +27,7 @@ func TestTrafficIsToldOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	runRows(t, []row{
-		{name: "standard metrics at the agents", only: []string{testenv.EnvoyVersion}, check: func(w *world, host string) error {
+		{name: "standard metrics at the agents", ports: []string{"http"}, only: []string{testenv.EnvoyVersion}, check: func(w *world, host string) error {
 			for _, from := range []string{"client", "other"} {
 				if _, err := w.expect(http.StatusOK, from, "http://guarded.default/"); err != nil {
 					return err
@@ -42,7 +42,7 @@ func TestTrafficIsToldOf(t *testing.T) {
 			}
 			return w.scraped("guarded", "istio_request_duration_milliseconds_count", `reporter="destination"`, `source_workload="client"`)
 		}},
-		{name: "access logs by expression", alone: []string{"guarded"}, docs: `
+		{name: "access logs by expression", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: telemetry.istio.io/v1
 kind: Telemetry
 metadata: {name: $HOST}
@@ -69,7 +69,7 @@ spec:
 			}
 			return nil
 		}},
-		{name: "wasm plugin", alone: []string{"guarded"}, docs: `
+		{name: "wasm plugin", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: extensions.istio.io/v1alpha1
 kind: WasmPlugin
 metadata: {name: $HOST}

@@ -5,10 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -43,24 +45,37 @@ const serverPorts = `command: ["${PILOTFISH}", serve], env: {TLS_CERT: "${TOPOLO
 // meshConfig is the mesh's configuration, for all rows.
 const meshConfig = `{}`
 
-// serviceOf is a service of an application, with the same ports whatever its name.
-func serviceOf(name, app string) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Service
-metadata: {name: %s}
-spec:
-  selector: {app: %s}
-  ports:
-  - {name: http, port: 80, targetPort: 8080}
-  - {name: http2, port: 82, targetPort: 8082}
-  - {name: grpc, port: 7000}
-  - {name: tcp, port: 9000}
-  - {name: tls, port: 443, targetPort: 8443}
-  - {name: mysql, port: 3306}
-  - {name: udp, port: 5300, protocol: UDP}
-`, name, app)
+// servicePorts are the ports of the services of applications, by their names.
+var servicePorts = map[string]string{
+	"http":  "port: 80, targetPort: 8080",
+	"http2": "port: 82, targetPort: 8082",
+	"grpc":  "port: 7000",
+	"tcp":   "port: 9000",
+	"tls":   "port: 443, targetPort: 8443",
+	"mysql": "port: 3306",
+	"udp":   "port: 5300, protocol: UDP",
 }
+
+// serviceOf is a service of an application with these ports, or with all of them: the same ones whatever its name.
+func serviceOf(name, app string, ports ...string) string {
+	if len(ports) == 0 {
+		ports = slices.Sorted(maps.Keys(servicePorts))
+	}
+	text := fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec:\n  selector: {app: %s}\n  ports:\n", name, app)
+	for _, p := range ports {
+		text += fmt.Sprintf("  - {name: %s, %s}\n", p, servicePorts[p])
+	}
+	return text
+}
+
+// callNobody keeps the sidecars of the servers from what they would never use: of each row there are many clusters, which
+// take all sidecars together more time than the requests do.
+const callNobody = `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: servers}
+spec: {workloadSelector: {labels: {app: server}}, egress: [{hosts: ["~/*"]}]}
+`
 
 // world is a running mesh, in which rows make their requests.
 type world struct {
@@ -121,7 +136,7 @@ func startWorld(t *testing.T, envoy string) *world {
 	}
 	for name, content := range map[string]string{
 		"mesh.yaml": text, "ca.crt": string(w.ca.PEM()), "server.crt": string(certificate), "server.key": string(key),
-		"istio/guarded.yaml": serviceOf("guarded", "guarded"), "istio/server.yaml": serviceOf("server", "server"),
+		"istio/guarded.yaml": serviceOf("guarded", "guarded"), "istio/server.yaml": serviceOf("server", "server") + "---" + callNobody,
 	} {
 		path := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
