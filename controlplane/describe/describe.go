@@ -82,7 +82,7 @@ func Workload(s *snapshot.Snapshot, p *translate.Proxy) Description {
 	}
 	scope := s.Scope(p.Namespace, p.Labels)
 	if p.Type == translate.Router {
-		scope = s.GatewayScope(p.Namespace)
+		scope = s.GatewayScope(p.Namespace, p.Labels)
 		d.gateways(s, p)
 	} else {
 		d.inbound(s, p, scope)

@@ -105,29 +105,33 @@ type destinationRules struct {
 	root     string
 	local    map[string]hostTable[*DestinationRule]
 	exported map[string]hostTable[[]*DestinationRule] // one for each set of namespaces it is exported to
-	all      []*DestinationRule
+	// selective are those that count for some callers of their own namespace only; by namespace.
+	selective map[string][]*DestinationRule
+	all       []*DestinationRule
 	// hashing: some rule has consistent hashing; connecting: some says what listeners have to know.
 	hashing, connecting bool
 	// subsets are the names of subsets that any rule has for a host, as the document writes it and by its full name.
 	subsets hostTable[[]string]
 }
 
-type ruleKey struct{ namespace, host, exportTo string }
+// ruleKey is what the documents that are merged into one rule have in common. A rule for some callers only has their labels.
+type ruleKey struct{ namespace, host, exportTo, selector string }
 
 func newDestinationRules(prev *destinationRules, resources []*config.Resource, resolve resolver, root string, defaultExportTo []string) *destinationRules {
 	groups := map[ruleKey]*DestinationRule{}
 	for _, r := range oldestFirst(resources) {
 		spec := r.Spec.(*networking.DestinationRule)
-		if len(spec.GetWorkloadSelector().GetMatchLabels()) > 0 {
-			continue // see Problems: a rule for some callers only must not be applied to all
+		host := resolve(spec.GetHost(), r.Namespace)
+		selector := labelText(spec.GetWorkloadSelector().GetMatchLabels())
+		addRule(groups, ruleKey{r.Namespace, host, localKey, selector}, r, nil)
+		if selector != "" {
+			continue // such a rule is for callers of its own namespace, wherever it is exported to
 		}
 		exportTo := spec.GetExportTo()
 		if len(exportTo) == 0 {
 			exportTo = defaultExportTo
 		}
-		host := resolve(spec.GetHost(), r.Namespace)
-		addRule(groups, ruleKey{r.Namespace, host, localKey}, r, nil)
-		addRule(groups, ruleKey{r.Namespace, host, canonicalExport(exportTo)}, r, exportTo)
+		addRule(groups, ruleKey{r.Namespace, host, canonicalExport(exportTo), ""}, r, exportTo)
 	}
 	reuseRules(prev, groups)
 	return indexRules(groups, root)
@@ -185,7 +189,10 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 		if a.host != b.host {
 			return a.host < b.host
 		}
-		return a.exportTo < b.exportTo
+		if a.exportTo != b.exportTo {
+			return a.exportTo < b.exportTo
+		}
+		return a.selector < b.selector
 	})
 	local, exported := map[string]map[string]*DestinationRule{}, map[string]map[string][]*DestinationRule{}
 	subsets := map[string][]string{}
@@ -193,6 +200,8 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 		root:     root,
 		local:    map[string]hostTable[*DestinationRule]{},
 		exported: map[string]hostTable[[]*DestinationRule]{},
+
+		selective: map[string][]*DestinationRule{},
 	}
 	for _, k := range keys {
 		d := groups[k]
@@ -204,6 +213,10 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 			return Connects(r.Spec.(*networking.DestinationRule))
 		})
 		addSubsetNames(subsets, d)
+		if k.selector != "" {
+			index.selective[k.namespace] = append(index.selective[k.namespace], d)
+			continue
+		}
 		if k.exportTo == localKey {
 			insert(local, k.namespace, k.host, d)
 			continue
@@ -275,6 +288,28 @@ func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *Des
 		}
 	}
 	return nil
+}
+
+// forCaller are the rules that count only for some callers of a namespace, one of whom has these labels, and a name for
+// this choice, which is empty when there are none. Of two for the same host the one that asks for more labels counts.
+func (r *destinationRules) forCaller(namespace string, labels map[string]string) (byHost map[string]*DestinationRule, choice string) {
+	for _, d := range r.selective[namespace] {
+		if !Selects(d.selector(), labels) {
+			continue
+		}
+		if byHost == nil {
+			byHost = map[string]*DestinationRule{}
+		}
+		if other := byHost[d.Host]; other == nil || len(d.selector()) > len(other.selector()) {
+			byHost[d.Host] = d
+		}
+		choice += d.key.selector + "\x00"
+	}
+	return byHost, choice
+}
+
+func (d *DestinationRule) selector() map[string]string {
+	return d.From[0].Spec.(*networking.DestinationRule).GetWorkloadSelector().GetMatchLabels()
 }
 
 // AnyHashing says whether any DestinationRule has consistent hashing.

@@ -170,7 +170,7 @@ spec: {egress: [{hosts: ["three/*"]}]}
 			t.Errorf("%s in %s sees %q, not %q", tc.app, tc.namespace, got, tc.want)
 		}
 	}
-	if n := len(m.GatewayScope("one").Services); n != 3 {
+	if n := len(m.GatewayScope("one", nil).Services); n != 3 {
 		t.Errorf("a gateway sees %d services", n)
 	}
 }
@@ -203,4 +203,50 @@ func problems(m *testMesh) string {
 		lines = append(lines, p.String())
 	}
 	return strings.Join(lines, "\n")
+}
+
+// TestRulesForSomeCallersOnly: they count for the workloads of their namespace that they select, before those for all.
+func TestRulesForSomeCallersOnly(t *testing.T) {
+	m := newTestMesh(t, nil, `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: a, namespace: one}
+spec: {hosts: [a.example], ports: [{number: 80, name: http}], resolution: STATIC, endpoints: [{address: 10.0.0.1}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: all, namespace: one}
+spec: {host: a.example, trafficPolicy: {loadBalancer: {simple: RANDOM}}}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: some, namespace: one}
+spec: {host: a.example, workloadSelector: {matchLabels: {app: x}}, trafficPolicy: {loadBalancer: {simple: LEAST_REQUEST}}, exportTo: ["*"]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: one, namespace: one}
+spec: {host: a.example, workloadSelector: {matchLabels: {app: x, version: v2}}, subsets: [{name: s}]}
+`)
+	of := func(sc *Scope) string {
+		if d := sc.DestinationRule(sc.Service("a.example")); d != nil {
+			return d.From[0].Name
+		}
+		return ""
+	}
+	for _, tc := range []struct {
+		namespace string
+		labels    map[string]string
+		want      string
+	}{
+		{"one", nil, "all"}, {"one", map[string]string{"app": "y"}, "all"}, {"one", map[string]string{"app": "x"}, "some"},
+		{"one", map[string]string{"app": "x", "version": "v2"}, "one"}, {"two", map[string]string{"app": "x"}, "all"},
+	} {
+		if got := of(m.Scope(tc.namespace, tc.labels)); got != tc.want {
+			t.Errorf("%s %v: %q, want %q", tc.namespace, tc.labels, got, tc.want)
+		}
+		if got := of(m.GatewayScope(tc.namespace, tc.labels)); got != tc.want {
+			t.Errorf("gateway of %s %v: %q, want %q", tc.namespace, tc.labels, got, tc.want)
+		}
+	}
 }

@@ -235,6 +235,11 @@ func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
 		c.emptySubset(v, d, svc, subset)
 		return
 	}
+	for _, some := range c.w.destinationRules.selective[v.Namespace] {
+		if MatchHost(some.Host, svc.Hostname) && some.Subset(name) != nil {
+			return // some callers have it: the rule may be for them only
+		}
+	}
 	remedy := fmt.Sprintf("add the subset to a DestinationRule for %s", svc.Hostname)
 	if rule != nil {
 		var names []string
@@ -253,11 +258,6 @@ func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
 func (c *checker) destinationRules() {
 	for _, r := range c.s.resources[config.DestinationRule] {
 		spec := r.Spec.(*networking.DestinationRule)
-		if len(spec.GetWorkloadSelector().GetMatchLabels()) > 0 {
-			c.warn(r, "spec.workloadSelector", "", "rules for some callers only are not supported: the rule is not applied",
-				"remove the workloadSelector to apply it to all callers")
-			continue
-		}
 		if !c.anyService(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
 			c.unknownHost(r, "spec.host", spec.GetHost(), "the rule has no effect")
 		}

@@ -39,6 +39,8 @@ func selectionOf(r *config.Resource) (s selection, ok bool) {
 		s.labels, s.targeted = spec.GetSelector().GetMatchLabels(), spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
 	case *networking.Sidecar:
 		s.labels, s.field = spec.GetWorkloadSelector().GetLabels(), "spec.workloadSelector"
+	case *networking.DestinationRule:
+		s.labels, s.field = spec.GetWorkloadSelector().GetMatchLabels(), "spec.workloadSelector"
 	case *networking.EnvoyFilter:
 		s.labels, s.field, s.targeted = spec.GetWorkloadSelector().GetLabels(), "spec.workloadSelector", len(spec.GetTargetRefs()) > 0
 	default:
@@ -50,7 +52,7 @@ func selectionOf(r *config.Resource) (s selection, ok bool) {
 // selecting are the kinds that select workloads by labels.
 var selectingKinds = []config.Kind{
 	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.Telemetry, config.WasmPlugin,
-	config.Sidecar, config.EnvoyFilter,
+	config.Sidecar, config.EnvoyFilter, config.DestinationRule,
 }
 
 // singular are those of which one counts for a workload.
@@ -87,7 +89,7 @@ func (c *checker) selectsSomething(r *config.Resource, s selection) {
 	if len(s.labels) == 0 {
 		return
 	}
-	everywhere := r.Namespace == c.s.Mesh.GetRootNamespace() && r.Kind != config.Sidecar
+	everywhere := r.Namespace == c.s.Mesh.GetRootNamespace() && r.Kind != config.Sidecar && r.Kind != config.DestinationRule
 	known := false
 	for _, namespace := range c.namespacesOf(r.Namespace, everywhere) {
 		found, has := c.s.Registry.Workloads(namespace, s.labels)

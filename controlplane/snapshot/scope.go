@@ -33,6 +33,7 @@ type Scope struct {
 	resolve  resolver
 	services map[string]*registry.Service // by hostname
 	rules    map[*registry.Service]*DestinationRule
+	own      hostTable[*DestinationRule] // rules for some callers only, of whom the scope's proxies are
 	vsByHost hostTable[*VirtualService]
 	egress   egressHosts
 	perPort  *perPort            // where a Sidecar has listeners of ports
@@ -86,6 +87,8 @@ type world struct {
 type scopeKey struct {
 	namespace string
 	sidecar   config.Key
+	// callers tells those apart for whom other DestinationRules count than for the rest of the namespace.
+	callers string
 }
 
 // Scope is the scope of a workload with these labels.
@@ -95,22 +98,24 @@ func (s *Snapshot) Scope(namespace string, labels map[string]string) *Scope {
 	if sidecar != nil {
 		key.sidecar = sidecar.Key
 	}
-	return s.world.scope(key, sidecar)
+	return s.world.scope(key, sidecar, labels)
 }
 
-// GatewayScope is the scope of a router: Sidecar resources do not narrow it.
-func (s *Snapshot) GatewayScope(namespace string) *Scope {
-	return s.world.scope(scopeKey{namespace: namespace, sidecar: config.Key{Kind: config.Gateway}}, nil)
+// GatewayScope is the scope of a router with these labels: Sidecar resources do not narrow it.
+func (s *Snapshot) GatewayScope(namespace string, labels map[string]string) *Scope {
+	return s.world.scope(scopeKey{namespace: namespace, sidecar: config.Key{Kind: config.Gateway}}, nil, labels)
 }
 
 // scope makes a scope when it is first asked for, or takes over an equal one of the world before.
-func (w *world) scope(key scopeKey, sidecar *config.Resource) *Scope {
+func (w *world) scope(key scopeKey, sidecar *config.Resource, labels map[string]string) *Scope {
+	own, choice := w.destinationRules.forCaller(key.namespace, labels)
+	key.callers = choice
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if sc := w.scopes[key]; sc != nil {
 		return sc
 	}
-	sc := w.newScope(key.namespace, sidecar)
+	sc := w.newScope(key.namespace, sidecar, own)
 	if old := w.before[key]; old != nil && sc.equal(old) {
 		sc = old
 	}
@@ -157,7 +162,7 @@ func (w *world) sidecar(namespace string, labels map[string]string) *config.Reso
 	return nil
 }
 
-func (w *world) newScope(namespace string, sidecar *config.Resource) *Scope {
+func (w *world) newScope(namespace string, sidecar *config.Resource, own map[string]*DestinationRule) *Scope {
 	sc := &Scope{
 		Namespace: namespace,
 		Sidecar:   sidecar,
@@ -166,6 +171,7 @@ func (w *world) newScope(namespace string, sidecar *config.Resource) *Scope {
 		resolve:   w.resolve,
 		services:  map[string]*registry.Service{},
 		rules:     map[*registry.Service]*DestinationRule{},
+		own:       newHostTable(own),
 	}
 	egress := everything
 	if sidecar != nil {
@@ -276,6 +282,10 @@ func preferred(svc, other *registry.Service, namespace string) bool {
 func (w *world) addService(sc *Scope, svc *registry.Service) {
 	sc.Services = append(sc.Services, svc)
 	sc.services[svc.Hostname] = svc
+	if d, ok := sc.own.find(svc.Hostname); ok {
+		sc.rules[svc] = d
+		return
+	}
 	if d := w.destinationRules.lookup(sc.Namespace, svc.Hostname, svc.Namespace); d != nil {
 		sc.rules[svc] = d
 	}

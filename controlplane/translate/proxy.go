@@ -406,7 +406,7 @@ func splitList(s string) []string {
 // scope is what the proxy sees of the mesh.
 func (p *Proxy) scope(s *snapshot.Snapshot) *snapshot.Scope {
 	if p.Type == Router {
-		return s.GatewayScope(p.Namespace)
+		return s.GatewayScope(p.Namespace, p.Labels)
 	}
 	return s.Scope(p.Namespace, p.Labels)
 }
