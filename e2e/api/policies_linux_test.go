@@ -1,0 +1,107 @@
+package api
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// TestPoliciesOfConnections: what rules say of who is called, and by what, shows in what arrives there.
+func TestPoliciesOfConnections(t *testing.T) {
+	runRows(t, []row{
+		{name: "rule for some callers", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: $HOST}
+spec: {host: $HOST, workloadSelector: {matchLabels: {app: client}}, trafficPolicy: {tls: {mode: DISABLE}}}
+`, check: func(w *world, host string) error {
+			for from, mutual := range map[string]bool{"client": false, "guarded": true, "other": true} {
+				got, err := w.expect(200, from, "http://"+host+".default/")
+				if err != nil || (got.Echo.Header.Get("X-Forwarded-Client-Cert") != "") != mutual {
+					return fmt.Errorf("from %s: %s %v", from, toJSON(got), err)
+				}
+			}
+			return nil
+		}},
+		{name: "proxy protocol", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST.example]
+  addresses: [240.7.7.1]
+  location: MESH_EXTERNAL
+  resolution: STATIC
+  ports: [{number: 9000, name: tcp, targetPort: $OUTSIDE_TCP}]
+  endpoints: [{address: $OUTSIDE}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: $HOST}
+spec: {host: $HOST.example, trafficPolicy: {proxyProtocol: {version: V1}}}
+`, check: func(w *world, host string) error {
+			heard, err := w.say("client", host+".example:9000", "hello", 2)
+			return is(err == nil && strings.HasPrefix(heard[0], "outside heard PROXY TCP4 ") && heard[1] == "outside heard hello", "%q %v", heard, err)
+		}},
+		{name: "headless", ports: []string{"http"}, docs: `
+apiVersion: v1
+kind: Service
+metadata: {name: $HOST-each}
+spec: {clusterIP: None, selector: {app: server}, ports: [{name: http, port: 8080}, {name: tcp, port: 9000}]}
+`, check: func(w *world, host string) error {
+			if got, err := w.expect(200, "client", "http://"+host+"-each:8080/"); err != nil || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client") {
+				return fmt.Errorf("%s %v", toJSON(got), err)
+			}
+			heard, err := w.say("client", host+"-each:9000", "hello", 1)
+			return is(err == nil && strings.HasSuffix(heard[0], "heard hello"), "%q %v", heard, err)
+		}},
+		{name: "rules of a namespace for itself", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST]
+  exportTo: ["."]
+  gateways: [mesh, $HOST]
+  http:
+  - {match: [{gateways: [$HOST]}], directResponse: {status: 298}}
+  - directResponse: {status: 299}
+`, check: func(w *world, host string) error {
+			if _, err := w.expect(299, "client", "http://"+host+"/"); err != nil {
+				return err
+			}
+			_, err := w.expect(200, "other", "http://"+host+".default/")
+			return err
+		}, told: "no Gateway"},
+		{name: "any name of a domain", ports: []string{"tls"}, docs: versions + `
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST]
+  tls:
+  - {match: [{port: 443, sniHosts: ["*.tls.example"]}], route: [{destination: {host: $HOST, subset: v2}}]}
+  - {match: [{port: 443, sniHosts: [server.example]}], route: [{destination: {host: $HOST, subset: v1}}]}
+`, check: func(w *world, host string) error {
+			for sni, server := range map[string]string{"x.tls.example": "v2", "y.tls.example": "v2", "server.example": "v1"} {
+				if got, err := w.getTLS("client", host+":443", sni); err != nil || got.Server != server {
+					return fmt.Errorf("%s: %s %v", sni, toJSON(got), err)
+				}
+			}
+			return nil
+		}},
+		{name: "failover by labels", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: $HOST}
+spec:
+  host: $HOST
+  trafficPolicy:
+    loadBalancer: {localityLbSetting: {failoverPriority: ["version=v2"]}}
+    outlierDetection: {consecutive5xxErrors: 100}
+`, check: func(w *world, host string) error {
+			seen, err := w.servers(12, "client", "http://"+host+"/")
+			return is(err == nil && seen["v2"] == 12, "%v %v", seen, err)
+		}},
+	})
+}
