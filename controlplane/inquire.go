@@ -1,7 +1,7 @@
 package controlplane
 
 import (
-	"cmp"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +24,32 @@ const maxDiffBytes = 64 << 20
 // DiffRequest are the files of a directory that may be put in the place of the present ones.
 type DiffRequest struct {
 	Files []DiffFile `json:"files"`
+	// Secrets are the Kubernetes Secrets of those files, which are not in them.
+	Secrets []DiffSecret `json:"secrets,omitempty"`
+}
+
+// DiffSecret is a Kubernetes Secret without its private key.
+type DiffSecret struct {
+	Namespace   string `json:"namespace"`
+	Name        string `json:"name"`
+	Certificate []byte `json:"certificate,omitempty"`
+	Authorities []byte `json:"authorities,omitempty"`
+	Revoked     []byte `json:"revoked,omitempty"`
+}
+
+// resource is the Secret, with the key of the one that is in force now where that belongs to the same certificate.
+func (d DiffSecret) resource(now config.Store) *config.Resource {
+	key := config.Key{Kind: config.Secret, Namespace: d.Namespace, Name: d.Name}
+	spec := &config.SecretSpec{Certificate: d.Certificate, Authorities: d.Authorities, Revoked: d.Revoked}
+	if len(d.Certificate) > 0 {
+		spec.Key = []byte("(not sent)")
+	}
+	if old := now.Get(key); old != nil {
+		if same := old.Spec.(*config.SecretSpec); bytes.Equal(same.Certificate, d.Certificate) {
+			spec.Key = same.Key
+		}
+	}
+	return &config.Resource{Key: key, APIVersion: "v1", Spec: spec}
 }
 
 // DiffFile is one file.
@@ -62,16 +88,16 @@ func (s *Server) serveDescribe(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) serveDiff(w http.ResponseWriter, r *http.Request) {
+	var asked DiffRequest
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxDiffBytes)).Decode(&asked); err != nil {
+		http.Error(w, fmt.Sprintf("reading the files: %v; at most %d MiB are taken", err, maxDiffBytes>>20), http.StatusBadRequest)
+		return
+	}
 	select {
 	case s.comparing <- struct{}{}:
 		defer func() { <-s.comparing }()
 	default:
 		http.Error(w, "another comparison is being made: try again", http.StatusTooManyRequests)
-		return
-	}
-	var asked DiffRequest
-	if err := json.NewDecoder(io.LimitReader(r.Body, maxDiffBytes)).Decode(&asked); err != nil {
-		http.Error(w, fmt.Sprintf("reading the files: %v; at most %d MiB are taken", err, maxDiffBytes>>20), http.StatusBadRequest)
 		return
 	}
 	answer, err := s.diff(asked)
@@ -89,14 +115,17 @@ func (s *Server) diff(asked DiffRequest) (*DiffAnswer, error) {
 		return nil, errors.New("there is no configuration yet")
 	}
 	answer := &DiffAnswer{Problems: []config.Problem{}, Groups: []compare.Group{}}
-	documents := config.NewMemoryStore()
-	parser := config.Parser{Check: envoyfilter.Check}
-	for _, f := range asked.Files {
-		resources, problems := parser.Parse(f.Name, []byte(f.Text))
-		answer.Problems = append(answer.Problems, problems...)
-		documents.Put(s.withAges(resources)...)
+	files := make([]config.File, len(asked.Files))
+	for i, f := range asked.Files {
+		files[i] = config.File(f)
 	}
-	stores := append([]config.Store{documents}, s.cfg.Stores...)
+	documents, problems := config.ReadTexts(files, config.Parser{Check: envoyfilter.Check}, s.followed())
+	answer.Problems = append(answer.Problems, problems...)
+	secrets := config.NewMemoryStore()
+	for _, d := range asked.Secrets {
+		secrets.Put(d.resource(s.joined))
+	}
+	stores := append([]config.Store{documents, secrets}, s.cfg.Stores...)
 	in := before.Inputs()
 	in.Store = config.Join(append(stores, s.registrar)...)
 	after := snapshot.Build(nil, in, nil)
@@ -114,13 +143,10 @@ func (s *Server) diff(asked DiffRequest) (*DiffAnswer, error) {
 	return answer, err
 }
 
-// withAges gives documents that are in force already their age: of several for one host the oldest counts.
-func (s *Server) withAges(resources []*config.Resource) []*config.Resource {
-	for _, r := range resources {
-		if old := s.joined.Get(r.Key); old != nil && r.Created.IsZero() {
-			r.Created = old.Created
-		}
+// followed are the documents that files say now.
+func (s *Server) followed() config.Store {
+	if s.dirs == nil {
+		return nil
 	}
-	slices.SortStableFunc(resources, func(a, b *config.Resource) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
-	return resources
+	return s.dirs
 }

@@ -62,6 +62,12 @@ func TestDiffTellsWhatOtherDocumentsWouldChangeAndChangesNothing(t *testing.T) {
 	if err != nil || same.Proxies != 2 || len(same.Groups) != 0 {
 		t.Fatalf("the same documents: %+v, %v", same, err)
 	}
+	for i, f := range files { // what is refused leaves in force what is so now
+		files[i].Text = strings.Replace(f.Text, "regex:", "reg:", 1)
+	}
+	if refused, err := client.Diff(t.Context(), files); err != nil || len(refused.Groups) != 0 || len(refused.Problems) == 0 {
+		t.Fatalf("a document that is refused: %+v, %v", refused, err)
+	}
 	next := t.TempDir()
 	services, err := os.ReadFile(filepath.Join(dir, "services.yaml"))
 	if err != nil {

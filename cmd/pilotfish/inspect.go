@@ -187,8 +187,7 @@ func newDiffCommand() *cobra.Command {
 		Short: "Show what a changed directory would change in each proxy, before it is applied",
 		Long: `Show, for each connected proxy, what would be added, removed and changed in its configuration if these documents took the
 place of those that the control plane reads from files now; and what is to be said of the documents. Nothing is put in
-force. Proxies for which the same changes are told together. Kubernetes Secrets are not sent along: what is made of them is
-not compared.
+force. Proxies for which the same changes are told together. Private keys of Kubernetes Secrets are not sent along.
 
 With --from, two directories are compared without asking a control plane, for the proxies that --proxy describes.
 

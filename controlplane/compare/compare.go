@@ -2,12 +2,14 @@
 package compare
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -102,7 +104,7 @@ func one(before, after *snapshot.Snapshot, p *translate.Proxy, shown map[string]
 	return changes, nil
 }
 
-// All are all resources of a proxy, by type, whatever it asks for by name; secrets are left out.
+// All are all resources of a proxy, by type, whatever it asks for by name.
 func All(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.Resource, error) {
 	all := map[string][]*xds.Resource{}
 	var err error
@@ -128,6 +130,14 @@ func All(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.Resource, 
 	put(xds.RouteType, routes, failed)
 	hosts, failed := translate.VirtualHosts(s, p, nil)
 	put(xds.VirtualHostType, hosts, failed)
+	secrets, failed := translate.Secrets(s, p, nil)
+	put(xds.SecretType, secrets, failed)
+	extensions, failed := translate.Extensions(s, p, nil)
+	put(xds.ExtensionType, extensions, failed)
+	if p.Type == translate.Sidecar { // the agents of others are asked for no names
+		names, failed := translate.NameTable(s, p)
+		put(xds.NameTableType, []*xds.Resource{names}, failed)
+	}
 	return all, err
 }
 
@@ -198,14 +208,7 @@ func changed(short string, before, after *xds.Resource) (Change, error) {
 // flat gives the values of a resource by their paths. Items of lists that have a name go by it, so that one that comes
 // or goes does not make all behind it differ.
 func flat(r *xds.Resource) (map[string]string, error) {
-	message, err := r.Body.UnmarshalNew()
-	if err != nil {
-		return nil, fmt.Errorf("resource %q: %w", r.Name, err)
-	}
-	if _, secret := message.(*tlsv3.Secret); secret {
-		return map[string]string{"": r.Version}, nil
-	}
-	data, err := protojson.Marshal(message)
+	data, err := shownAs(r)
 	if err != nil {
 		return nil, fmt.Errorf("resource %q: %w", r.Name, err)
 	}
@@ -216,6 +219,32 @@ func flat(r *xds.Resource) (map[string]string, error) {
 	out := map[string]string{}
 	flatten(tree, "", out)
 	return out, nil
+}
+
+// shownAs is a resource as JSON, without private keys.
+func shownAs(r *xds.Resource) ([]byte, error) {
+	if r.Body.GetTypeUrl() == xds.NameTableType { // of which there is no type to be had
+		return json.Marshal(translate.DescribeNames(r.Body.GetValue()))
+	}
+	message, err := r.Body.UnmarshalNew()
+	if err != nil {
+		return nil, err
+	}
+	if secret, ok := message.(*tlsv3.Secret); ok {
+		return json.Marshal(map[string]string{
+			"certificate": printOf(secret.GetTlsCertificate().GetCertificateChain()),
+			"roots":       printOf(secret.GetValidationContext().GetTrustedCa()), "revoked": printOf(secret.GetValidationContext().GetCrl()),
+		})
+	}
+	return protojson.Marshal(message)
+}
+
+// printOf tells certificates apart.
+func printOf(source *corev3.DataSource) string {
+	if source == nil {
+		return ""
+	}
+	return fmt.Sprintf("sha256 %x…", sha256.Sum256(source.GetInlineBytes()))[:23]
 }
 
 func flatten(v any, path string, out map[string]string) {

@@ -47,6 +47,7 @@ func ParseProxy(text string) (*translate.Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.Proven = true // as it would have to, to have secrets
 	p.HostsApart = p.TakesHostsApart()
 	return p, nil
 }

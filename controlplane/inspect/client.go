@@ -92,10 +92,10 @@ func (c *Client) Describe(ctx context.Context, id string) (describe.Description,
 	return d, c.call(ctx, http.MethodGet, "/debug/describe?proxyID="+url.QueryEscape(id), nil, &d)
 }
 
-// Diff says what files would change.
+// Diff says what files would change. Private keys of Secrets are not sent.
 func (c *Client) Diff(ctx context.Context, files []controlplane.DiffFile) (controlplane.DiffAnswer, error) {
 	var answer controlplane.DiffAnswer
-	return answer, c.call(ctx, http.MethodPost, "/debug/diff", controlplane.DiffRequest{Files: files}, &answer)
+	return answer, c.call(ctx, http.MethodPost, "/debug/diff", asked(files), &answer)
 }
 
 // Name is the name of a client's workload: "reviews-v1.shop".

@@ -2,64 +2,56 @@ package inspect
 
 import (
 	"fmt"
-	"io/fs"
+	"io"
 	"os"
-	"path/filepath"
-	"regexp"
-	"slices"
-	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 )
 
-// secretKind finds documents of Kubernetes Secrets in YAML and JSON.
-var secretKind = regexp.MustCompile(`(?m)(^|[{,\s])"?kind"?\s*:\s*["']?Secret["']?\s*($|[,}#])`)
-
-// ReadFiles reads the files of directories, as a control plane does, and single files. Documents that are Secrets stay
-// here: what goes to a control plane goes in plaintext.
+// ReadFiles reads the files of directories, as a control plane does, and single files.
 func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
+	names, err := config.FindFiles(paths)
+	if err != nil {
+		return nil, fmt.Errorf("reading the documents: %w", err)
+	}
 	var files []controlplane.DiffFile
-	for _, path := range paths {
-		err := filepath.WalkDir(path, func(name string, entry fs.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			hidden := name != path && strings.HasPrefix(entry.Name(), ".")
-			switch {
-			case entry.IsDir() && hidden:
-				return filepath.SkipDir
-			case entry.IsDir(), name != path && (hidden || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))):
-				return nil
-			}
-			text, err := os.ReadFile(name)
-			if err == nil {
-				files = append(files, controlplane.DiffFile{Name: name, Text: withoutSecrets(string(text))})
-			}
-			return err
-		})
+	for _, name := range names {
+		text, err := readBounded(name)
 		if err != nil {
-			return nil, fmt.Errorf("reading %s: %w", path, err)
+			return nil, fmt.Errorf("reading the documents: %w", err)
 		}
+		files = append(files, controlplane.DiffFile{Name: name, Text: text})
 	}
 	return files, nil
 }
 
-var separator = regexp.MustCompile(`(?m)^---.*$`)
+// readBounded reads no more of a file that is too large than shows that it is.
+func readBounded(name string) (string, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, config.MaxFileSize+1))
+	return string(text), err
+}
 
-// withoutSecrets blanks the documents that are Secrets; the lines of the others stay where they are.
-func withoutSecrets(text string) string {
-	if !secretKind.MatchString(text) {
-		return text
-	}
-	var out strings.Builder
-	from := 0
-	for _, cut := range append(separator.FindAllStringIndex(text, -1), []int{len(text), len(text)}) {
-		document := text[from:cut[0]]
-		if secretKind.MatchString(document) {
-			document = strings.Repeat("\n", strings.Count(document, "\n"))
+// asked is the question what files would change. It goes in plaintext: of documents that are Secrets it has the
+// certificates only.
+func asked(files []controlplane.DiffFile) controlplane.DiffRequest {
+	out := controlplane.DiffRequest{Files: []controlplane.DiffFile{}}
+	for _, f := range files {
+		resources, _ := config.Parser{Check: envoyfilter.Check}.Parse(f.Name, []byte(f.Text))
+		for _, r := range resources {
+			if secret, ok := r.Spec.(*config.SecretSpec); ok {
+				out.Secrets = append(out.Secrets, controlplane.DiffSecret{
+					Namespace: r.Namespace, Name: r.Name, Certificate: secret.Certificate, Authorities: secret.Authorities, Revoked: secret.Revoked,
+				})
+			}
 		}
-		out.WriteString(document + text[cut[0]:cut[1]])
-		from = cut[1]
+		out.Files = append(out.Files, controlplane.DiffFile{Name: f.Name, Text: string(config.WithoutSecrets([]byte(f.Text)))})
 	}
-	return out.String()
+	return out
 }

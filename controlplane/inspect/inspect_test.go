@@ -45,7 +45,7 @@ func TestSecretsDoNotLeaveTheMachine(t *testing.T) {
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%d files, %v", len(files), err)
 	}
-	got := files[0].Text
+	got := asked(files).Files[0].Text
 	if strings.Contains(got, "aGlkZGVu") || !strings.Contains(got, "kind: Service") || !strings.Contains(got, "kind: Gateway") {
 		t.Errorf("what is sent is\n%s", got)
 	}

@@ -29,13 +29,11 @@ func DiffOffline(before, after []controlplane.DiffFile, described []string) (con
 }
 
 func offline(files []controlplane.DiffFile) (*snapshot.Snapshot, []config.Problem) {
-	store := config.NewMemoryStore()
-	var problems []config.Problem
-	for _, f := range files {
-		resources, found := config.Parser{Check: envoyfilter.Check}.Parse(f.Name, []byte(f.Text))
-		problems = append(problems, found...)
-		store.Put(resources...)
+	texts := make([]config.File, len(files))
+	for i, f := range files {
+		texts[i] = config.File(f)
 	}
+	store, problems := config.ReadTexts(texts, config.Parser{Check: envoyfilter.Check}, nil)
 	s := snapshot.Build(nil, snapshot.Inputs{Store: store}, nil)
 	return s, append(problems, config.Unsuppressed(s.Problems(), store)...)
 }

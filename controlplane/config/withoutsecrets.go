@@ -1,0 +1,80 @@
+package config
+
+import (
+	"bytes"
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// WithoutSecrets gives the text of a file without its Kubernetes Secrets. The lines of other documents stay where they are,
+// but for those of a list that has a Secret in it.
+func WithoutSecrets(text []byte) []byte {
+	if !bytes.Contains(text, []byte("kind")) && !bytes.Contains(text, []byte(`\`)) {
+		return text
+	}
+	var out bytes.Buffer
+	lines := 0
+	for _, c := range splitDocuments(text) {
+		for ; lines < c.line; lines++ {
+			out.WriteByte('\n')
+		}
+		kept := c.withoutSecrets()
+		out.Write(kept)
+		lines += bytes.Count(kept, []byte("\n"))
+	}
+	for ; lines < bytes.Count(text, []byte("\n")); lines++ {
+		out.WriteByte('\n')
+	}
+	return out.Bytes()
+}
+
+func (c chunk) withoutSecrets() []byte {
+	nodes, err := readYAML(c.text)
+	if err != nil {
+		if bytes.Contains(c.text, []byte("Secret")) || bytes.Contains(c.text, []byte(`\`)) {
+			return []byte("--- [ # a document that cannot be read, and may be a Secret\n")
+		}
+		return c.text
+	}
+	clean := true
+	nodes = slices.DeleteFunc(nodes, func(n *yaml.Node) bool {
+		secret, inside := dropSecrets(n, 0)
+		clean = clean && !secret && !inside
+		return secret
+	})
+	if clean {
+		return c.text
+	}
+	var out bytes.Buffer
+	for _, n := range nodes {
+		text, err := yaml.Marshal(n)
+		if err != nil {
+			continue // it was read a moment ago
+		}
+		out.WriteString("---\n")
+		out.Write(text)
+	}
+	return out.Bytes()
+}
+
+// dropSecrets says whether a document is a Secret, and takes those out that are in a list.
+func dropSecrets(root *yaml.Node, nested int) (secret, inside bool) {
+	if root.Kind != yaml.MappingNode {
+		return false, false
+	}
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		name, value := root.Content[i].Value, resolve(root.Content[i+1])
+		switch {
+		case name == "kind" && value.Value == string(Secret):
+			return true, false
+		case name == "items" && value.Kind == yaml.SequenceNode && nested < maxListNested:
+			value.Content = slices.DeleteFunc(value.Content, func(item *yaml.Node) bool {
+				one, within := dropSecrets(resolve(item), nested+1)
+				inside = inside || one || within
+				return one
+			})
+		}
+	}
+	return false, inside
+}
