@@ -18,9 +18,9 @@ const (
 	learnedFile = "learned"
 	// learnedFor is how long a workload starts with a cluster that it asked for last; then it has to ask again.
 	learnedFor = 14 * 24 * time.Hour
-	// maxLearned bounds the clusters that are remembered of a workload, and maxWorkloads the workloads.
-	maxLearned   = 1000
-	maxWorkloads = 10_000
+	// maxLearned bounds the clusters that are remembered of a workload, and maxLearnedOfAll those of all.
+	maxLearned      = 1000
+	maxLearnedOfAll = 200_000
 	// learnedEvery is how often what was learned is written.
 	learnedEvery = time.Second
 )
@@ -33,6 +33,7 @@ type learned struct {
 
 	mu        sync.Mutex
 	workloads map[string]map[string]time.Time
+	size      int // clusters of all workloads
 	dirty     bool
 }
 
@@ -45,7 +46,13 @@ func openLearned(path string, now func() time.Time, log *slog.Logger) *learned {
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.Warn("what workloads were seen to use cannot be read: they ask for it again", "file", path, "error", err)
+		l.workloads = nil
+	}
+	if l.workloads == nil {
 		l.workloads = map[string]map[string]time.Time{}
+	}
+	for _, names := range l.workloads {
+		l.size += len(names)
 	}
 	return l
 }
@@ -58,8 +65,12 @@ func (l *learned) of(workload string) []string {
 	for name, asked := range names {
 		if l.now().Sub(asked) > learnedFor {
 			delete(names, name)
+			l.size--
 			l.dirty = true
 		}
+	}
+	if len(names) == 0 {
+		delete(l.workloads, workload)
 	}
 	return slices.Sorted(maps.Keys(names))
 }
@@ -67,19 +78,39 @@ func (l *learned) of(workload string) []string {
 func (l *learned) note(workload, name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	names := l.workloads[workload]
-	if names == nil {
-		if len(l.workloads) >= maxWorkloads {
+	_, known := l.workloads[workload][name]
+	if !known {
+		if len(l.workloads[workload]) >= maxLearned {
 			return
 		}
-		names = map[string]time.Time{}
-		l.workloads[workload] = names
+		for l.size >= maxLearnedOfAll {
+			l.forgetOldest()
+		}
+		l.size++
 	}
-	if _, known := names[name]; !known && len(names) >= maxLearned {
-		return
+	if l.workloads[workload] == nil {
+		l.workloads[workload] = map[string]time.Time{}
 	}
-	names[name] = l.now()
+	l.workloads[workload][name] = l.now()
 	l.dirty = true
+}
+
+// forgetOldest makes room: workloads come and go, and one that asked for nothing for the longest time may be gone.
+func (l *learned) forgetOldest() {
+	oldest, when := "", time.Time{}
+	for workload, names := range l.workloads {
+		last := time.Time{}
+		for _, asked := range names {
+			if asked.After(last) {
+				last = asked
+			}
+		}
+		if oldest == "" || last.Before(when) {
+			oldest, when = workload, last
+		}
+	}
+	l.size -= len(l.workloads[oldest])
+	delete(l.workloads, oldest)
 }
 
 // run writes what was learned, until the context ends and then once more.

@@ -47,7 +47,9 @@ func (o *onDemand) clusters(s *snapshot.Snapshot, wildcard bool, names []string)
 	for _, name := range names {
 		if isOutbound(name) && !o.has[name] {
 			o.has[name] = true
-			o.learned.note(o.workload, name)
+			if translate.HasCluster(s, o.proxy, name) { // anything can be asked for
+				o.learned.note(o.workload, name)
+			}
 		}
 	}
 	if !wildcard {

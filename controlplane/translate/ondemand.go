@@ -69,6 +69,12 @@ func AskedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resou
 	return out, nil
 }
 
+// HasCluster says whether the mesh has a cluster of that name for the proxy.
+func HasCluster(s *snapshot.Snapshot, p *Proxy, name string) bool {
+	_, ok := findOutbound(s, p, name)
+	return ok
+}
+
 var clusterNames = regexp.MustCompile(`outbound\|[0-9]+\|[-A-Za-z0-9._]*\|[-A-Za-z0-9.*]+`)
 
 // NeededClusters names the clusters that a proxy has to hold although no route is to ask for them: those that filters,
