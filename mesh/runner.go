@@ -90,7 +90,7 @@ func (r *runner) run(ctx context.Context, started func()) {
 			}
 		})
 	}
-	wg.Go(func() { r.renewTokens(ctx) })
+	wg.Go(func() { r.renewProofs(ctx) })
 	r.watch(ctx, started)
 	r.leave()
 	r.quitAgent()
@@ -114,16 +114,25 @@ func (r *runner) holdApp(ctx context.Context) bool {
 	}
 }
 
-func (r *runner) renewTokens(ctx context.Context) {
-	ticker := time.NewTicker(tokenTTL / 2)
-	defer ticker.Stop()
+// rootsInterval is how often a sidecar's file of roots is compared with the authority's.
+const rootsInterval = 2 * time.Second
+
+// renewProofs keeps the files fresh by which the agent and the control plane know each other.
+func (r *runner) renewProofs(ctx context.Context) {
+	tokens, roots := time.NewTicker(tokenTTL/2), time.NewTicker(rootsInterval)
+	defer tokens.Stop()
+	defer roots.Stop()
 	for {
+		var renew func() error
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-tokens.C:
+			renew = r.files.renewToken
+		case <-roots.C:
+			renew = r.files.renewRoots
 		}
-		if err := r.files.renewToken(); err != nil {
+		if err := renew(); err != nil {
 			r.mesh.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name, Line: "error: " + err.Error()})
 		}
 	}

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -47,6 +48,8 @@ type sidecarFiles struct {
 	instance *Instance
 	mesh     *meshconfig.MeshConfig
 	issuer   issuer
+	// roots are those that the agent was given.
+	roots []byte
 }
 
 // write lays out the agent's working directory.
@@ -65,13 +68,29 @@ func (s *sidecarFiles) write() error {
 		meshConfigPath:  meshFile,
 		labelsPath:      downwardFile(w.Labels),
 		annotationsPath: downwardFile(w.Annotations),
-		rootCertPath:    s.issuer.RootPEM(),
 	} {
 		if err := writeFile(filepath.Join(s.dir, path), data, 0o600); err != nil {
 			return err
 		}
 	}
+	if err := s.renewRoots(); err != nil {
+		return err
+	}
 	return s.renewToken()
+}
+
+// renewRoots puts the authority's roots, where they changed, where the agent reads them for every connection. Without that
+// it would take the control plane for a stranger once the root that it started with is retired.
+func (s *sidecarFiles) renewRoots() error {
+	roots := s.issuer.RootPEM()
+	if bytes.Equal(roots, s.roots) {
+		return nil
+	}
+	if err := writeFile(filepath.Join(s.dir, rootCertPath), roots, 0o600); err != nil {
+		return err
+	}
+	s.roots = roots
+	return nil
 }
 
 // renewToken puts a fresh token where the agent reads it for every call.
@@ -141,6 +160,8 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		"CA_ADDR="+discovery,
 		"PROXY_CONFIG="+proxyConfig,
 		"ECC_SIGNATURE_ALGORITHM=ECDSA",
+		// A new root is known to all as soon as it is announced, and not only when certificates are renewed.
+		"PROXY_CONFIG_XDS_AGENT=true",
 		fmt.Sprintf("TOKEN_EXCHANGE_URL=https://%s:%d/token", m.placement.ControlPlane(), exchangePort),
 		"TOKEN_EXCHANGE_ROOT_CA="+rootCertPath,
 		"ENVOY_PATH="+m.envoy.Path,

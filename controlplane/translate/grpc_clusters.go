@@ -112,12 +112,24 @@ func (c outbound) grpcDiscovery(out *clusterv3.Cluster) {
 	}
 }
 
-// identities are those that the endpoints may prove to be; with none, any of the mesh will do.
+// identities are those that the endpoints may prove to be, also under an alias of the trust domain, which a mesh has that
+// comes from one name to another; with none, any of the mesh will do.
 func (c outbound) identities(traffic snapshot.Traffic) []string {
 	if names := traffic.TLS.GetSubjectAltNames(); len(names) > 0 {
 		return names
 	}
-	return c.facts.Identities
+	own := "spiffe://" + c.mesh.GetTrustDomain() + "/"
+	out := c.facts.Identities[:len(c.facts.Identities):len(c.facts.Identities)]
+	for _, id := range c.facts.Identities {
+		name, ok := strings.CutPrefix(id, own)
+		if !ok {
+			continue
+		}
+		for _, alias := range c.mesh.GetTrustDomainAliases() {
+			out = append(out, "spiffe://"+alias+"/"+name)
+		}
+	}
+	return out
 }
 
 func namedEndpoint(host string, port uint32) snapshot.Endpoint {

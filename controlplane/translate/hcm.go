@@ -50,9 +50,26 @@ func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_SANITIZE_SET
 		m.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{Uri: true}
 	}
+	if h.traffic.side == edgeSide {
+		v.behind(m)
+	}
 	v.trace(m, h.traffic)
 	normalizePath(m, mesh.GetPathNormalization().GetNormalization())
 	return networkFilter("envoy.filters.network.http_connection_manager", m)
+}
+
+// behind has a gateway believe what the proxies before it, which its ProxyConfig tells of, say of callers: whose address is
+// looked for so many places from the end of X-Forwarded-For, and what becomes of their certificates' header.
+func (v view) behind(m *hcmv3.HttpConnectionManager) {
+	topology := v.p.Topology
+	if topology == nil {
+		topology = v.s.Mesh.GetDefaultConfig().GetGatewayTopology()
+	}
+	m.XffNumTrustedHops = topology.GetNumTrustedProxies()
+	if how := topology.GetForwardClientCertDetails(); how != meshconfig.ForwardClientCertDetails_UNDEFINED {
+		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_ForwardClientCertDetails(
+			hcmv3.HttpConnectionManager_ForwardClientCertDetails_value[how.String()])
+	}
 }
 
 // normalizePath makes one path of the many spellings of it, before policies look at it.

@@ -9,7 +9,9 @@ import (
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/structpb"
+	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
@@ -93,6 +95,8 @@ type Proxy struct {
 	// agent reports its health.
 	AutoRegisterGroup string
 	HealthChecked     bool
+	// Topology is what its agent's ProxyConfig says of the proxies before it; nil when it says nothing.
+	Topology *meshconfig.Topology
 	// Proven: it proved its namespace and service account.
 	Proven bool
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
@@ -121,7 +125,8 @@ type metadata struct {
 	Network        string            `json:"NETWORK"`
 	RegisterGroup  string            `json:"AUTO_REGISTER_GROUP"`
 	ProxyConfig    struct {
-		ReadinessProbe json.RawMessage `json:"readinessProbe"`
+		ReadinessProbe  json.RawMessage `json:"readinessProbe"`
+		GatewayTopology json.RawMessage `json:"gatewayTopology"`
 	} `json:"PROXY_CONFIG"`
 	Generator    string `json:"GENERATOR"`
 	Certificates string `json:"CERTIFICATE_PROVIDER"`
@@ -149,6 +154,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	version := node.GetUserAgentBuildVersion().GetVersion()
 	p.Network, p.Locality = m.Network, localityName(node.GetLocality())
 	p.AutoRegisterGroup, p.HealthChecked = m.RegisterGroup, len(m.ProxyConfig.ReadinessProbe) > 0
+	p.Topology = readTopology(m.ProxyConfig.GatewayTopology)
 	p.EnvoyVersion = [3]uint32{version.GetMajorNumber(), version.GetMinorNumber(), version.GetPatch()}
 	if p.Name, err = agreed("NAME", p.Name, m.Name); err != nil {
 		return nil, fmt.Errorf("node %q: %w", p.ID, err)
@@ -170,6 +176,19 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		return nil, fmt.Errorf("node %q: metadata POD_PORTS: %w", p.ID, err)
 	}
 	return p, nil
+}
+
+// readTopology reads what a gateway's agent says of the proxies before it. What cannot be read says nothing: no address that
+// a caller claims is believed then.
+func readTopology(text []byte) *meshconfig.Topology {
+	if len(text) == 0 {
+		return nil
+	}
+	out := &meshconfig.Topology{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(text, out); err != nil {
+		return nil
+	}
+	return out
 }
 
 // textOf is what of a node's metadata is text.
