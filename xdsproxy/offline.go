@@ -87,7 +87,11 @@ func (s *session) answerLastGood(h heard) {
 	if h.first || s.proto == sotw {
 		names = nil
 	}
-	if err := s.answer(h.typeURL, names); err != nil {
+	err := s.answer(h.typeURL, names)
+	if err == nil && h.typeURL == routesType {
+		err = s.answerHostsOf(h.subscribe)
+	}
+	if err != nil {
 		s.cancel(fmt.Errorf("sending to Envoy: %w", err))
 	}
 }
@@ -164,10 +168,11 @@ func (s *session) compose(typeURL string, names []string) (c composed, rest []st
 		return c, nil
 	}
 	if names == nil {
-		names = t.wanted(s.proto, snapshot)
+		names = s.state.wanted(t, snapshot)
 	}
-	isOne := s.proto == sotw && isWhole(typeURL)
-	for len(names) > 0 && (isOne || c.size < maxAnswer) {
+	isOne, last := s.proto == sotw && isWhole(typeURL), ""
+	for len(names) > 0 && (isOne || c.size < maxAnswer || typeURL == hostsType && routeOf(names[0]) == last) {
+		last = routeOf(names[0])
 		if err := c.add(s.proto, snapshot, typeURL, names[0]); err != nil {
 			s.relay.log.Warn("a part of the last good configuration was left out", "type", typeURL, "name", names[0], "reason", err)
 		}
@@ -212,10 +217,13 @@ func (c *composed) finish(typeURL, version, nonce string) {
 }
 
 // wanted are the names of a type that Envoy asks for, those that stand for all of them written out.
-func (t *typeState) wanted(v variant, snapshot *lastgood.Snapshot) []string {
+func (s *streamState) wanted(t *typeState, snapshot *lastgood.Snapshot) []string {
 	_, starred := t.names[wildcard]
+	v, names := s.proto, sorted(t.names)
+	if t.all && t.url == hostsType {
+		return append(append(names, s.hostsOf(nil, snapshot)...), t.surplus(snapshot)...)
+	}
 	all := t.all || v == sotw && (starred || len(t.names) == 0 && isWhole(t.url))
-	names := sorted(t.names)
 	if all {
 		for _, name := range snapshot.Names(t.url) {
 			if _, asked := t.names[name]; !asked {
