@@ -66,6 +66,8 @@ Exit codes: 0 after an ordered end, 1 when it could not start or failed, 2 for a
 	flags.BoolVar(&cfg.Keys.ByProxy, "jwks-by-proxy", false, "let proxies fetch the keys of token issuers that are services of the mesh")
 	flags.DurationVar(&cfg.Debounce.After, "debounce-after", 10*time.Millisecond, "how long changes have to pause before they are pushed")
 	flags.DurationVar(&cfg.Debounce.Max, "debounce-max", time.Second, "how long a change waits at most before it is pushed")
+	flags.IntVar(&cfg.Admission.Rate, "stream-rate", 500, "how many new streams of proxies are let in a second; negative is no limit")
+	flags.DurationVar(&cfg.Admission.Wait, "stream-wait", 2*time.Second, "how long a new stream waits for its turn at most, before it is refused")
 	flags.BoolVar(&cfg.AutomaticScope, "automatic-scope", false, "have sidecars hold the clusters that their workloads use, and ask for others when needed")
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
 	_ = cmd.MarkFlagRequired("config-dir") // the flag exists

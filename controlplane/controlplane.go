@@ -69,6 +69,8 @@ type Config struct {
 	// Keys says how the keys of RequestAuthentications are fetched.
 	Keys     KeyFetching
 	Debounce Debounce
+	// Admission says how new streams of proxies are let in.
+	Admission xds.Admission
 	// AutomaticScope has sidecars hold the clusters that their workloads use, and ask for others when they need them. A
 	// node's metadata PILOTFISH_SCOPE (automatic, or all) decides for one.
 	AutomaticScope bool
@@ -214,6 +216,7 @@ func (s *Server) composeDiscovery() (err error) {
 	s.learned = openLearned(filepath.Join(s.cfg.StateDir, learnedFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
 		Source: source{s.log, s.registrar, changes, s.learned, s.cfg.AutomaticScope}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
+		Admission: s.cfg.Admission,
 	})
 	if err != nil {
 		return err

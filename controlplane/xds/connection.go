@@ -44,6 +44,7 @@ type connection struct {
 	hold      *time.Timer         // running while what is noted waits for the client's answers
 	deferred  []*request          // of a client that came back, which wait for its request for clusters
 	late      *time.Timer         // running while there are any
+	arriving  bool                // what is answered is the first request for a type
 	flushing  bool                // a push was sent whose removals were not
 	since     time.Time           // of the oldest change that is noted
 	owed      map[string]struct{} // assignments to send as soon as the client asks for any, whatever it says it has
@@ -73,6 +74,9 @@ func (s *Server) serve(w wire) error {
 	}
 	identity, err := s.cfg.Identify(ctx)
 	if err != nil {
+		return err
+	}
+	if err := s.admit(ctx); err != nil {
 		return err
 	}
 	c.peer = Peer{Address: peerAddress(ctx), Identity: identity, Delta: w.protocol() == deltaProtocol}
@@ -152,10 +156,13 @@ func ended(err error) error {
 // loop handles what comes, requests before pushes: a push on top of an unread request would be sent by old subscriptions.
 func (c *connection) loop() error {
 	for {
-		if err := c.drainRequests(); err != nil {
+		err := c.drainRequests()
+		if err == nil {
+			err = c.advance() // what was drained may be the answer that what is noted waits for
+		}
+		if err != nil {
 			return err
 		}
-		var err error
 		select {
 		case <-c.ctx.Done():
 			return c.ctx.Err()
@@ -176,9 +183,6 @@ func (c *connection) loop() error {
 			c.takePush()
 		}
 		if err != nil {
-			return err
-		}
-		if err := c.advance(); err != nil {
 			return err
 		}
 	}
@@ -213,6 +217,9 @@ func (c *connection) handle(r *request) error {
 }
 
 func (c *connection) handleNow(r *request) error {
+	sub, known := c.subs[r.typeURL]
+	c.arriving = !known || !sub.asked
+	defer func() { c.arriving = false }()
 	if c.wire.protocol() == sotwProtocol {
 		return c.handleSotw(r)
 	}

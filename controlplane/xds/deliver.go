@@ -109,12 +109,11 @@ func (c *connection) generate(sub *subscription, wildcard bool, names []string) 
 	if !served(sub.typeURL) || (!wildcard && len(names) == 0) {
 		return nil, nil
 	}
-	select {
-	case c.server.generators <- struct{}{}:
-		defer func() { <-c.server.generators }()
-	case <-c.ctx.Done():
-		return nil, c.ctx.Err()
+	release, err := c.generator()
+	if err != nil {
+		return nil, err
 	}
+	defer release()
 	start := time.Now()
 	resources, err := c.callGenerate(sub.typeURL, wildcard, names)
 	c.server.metrics.generateTime.WithLabelValues(shortType(sub.typeURL)).Observe(time.Since(start).Seconds())

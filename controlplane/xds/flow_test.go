@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"strconv"
 	"testing"
 	"time"
 )
@@ -27,6 +28,19 @@ func TestPushesAreMergedWhileAnAnswerIsAwaited(t *testing.T) {
 	c.ack(first)
 	c.expect("lds +l1=4 +l2=4")
 	r.only("in sync", func(s ClientStatus) bool { return s.InSync })
+}
+
+func TestAnswerThatCrossesAPushFreesIt(t *testing.T) {
+	r := newRig(t, Config{Await: time.Hour})
+	r.push(small)
+	c := r.delta()
+	c.subscribe(lds)
+	c.expect("lds +l1=1 +l2=1")
+	for i := range 500 {
+		content := strconv.Itoa(i + 2)
+		r.push(small.with(lds, "l1", content), lds+" l1")
+		c.expect("lds +l1=" + content)
+	}
 }
 
 func TestRejectionIsAnAnswerToo(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 // metrics bear istiod's names where it has the same thing, so that its dashboards work.
 type metrics struct {
 	clients                                        prometheus.Gauge
-	sendTimeouts                                   prometheus.Counter
+	sendTimeouts, turnedAway                       prometheus.Counter
 	queueTime, convergence                         prometheus.Histogram
 	pushes, rejects, expiredNonces, generateErrors *prometheus.CounterVec
 	generateTime, size                             *prometheus.HistogramVec
@@ -21,6 +21,8 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 		clients: prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilot_xds", Help: "Connected xDS clients."}),
 		sendTimeouts: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_write_timeout",
 			Help: "Streams ended because their client read nothing for too long."}),
+		turnedAway: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilotfish_xds_streams_turned_away_total",
+			Help: "Streams refused because too many came at the same time."}),
 		queueTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_queue_time",
 			Help: "Seconds that a change waited for its client.", Buckets: seconds}),
 		convergence: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_convergence_time",
@@ -37,7 +39,7 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 	if registerer == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.clients, m.sendTimeouts, m.queueTime, m.convergence, m.pushes, m.rejects,
+	for _, c := range []prometheus.Collector{m.clients, m.sendTimeouts, m.turnedAway, m.queueTime, m.convergence, m.pushes, m.rejects,
 		m.expiredNonces, m.generateErrors, m.generateTime, m.size} {
 		if err := registerer.Register(c); err != nil {
 			return nil, err

@@ -24,6 +24,8 @@ type Config struct {
 	SendTimeout time.Duration
 	// Generators bounds how many clients' resources are generated at a time; default two a processor.
 	Generators int
+	// Admission says how new streams are let in.
+	Admission Admission
 	// Settle is how long a stream has to be quiet before the resources that a reconnecting client still holds, and should
 	// not, are removed: its other types' requests have to be answered first, or it would lose a cluster while its old
 	// routes still lead there. Default 250 ms.
@@ -43,6 +45,7 @@ func (c Config) withDefaults() Config {
 	if c.Generators <= 0 {
 		c.Generators = 2 * runtime.GOMAXPROCS(0)
 	}
+	c.Admission = c.Admission.withDefaults()
 	if c.Await <= 0 {
 		c.Await = time.Second
 	}
@@ -67,6 +70,8 @@ type Server struct {
 	cfg        Config
 	metrics    *metrics
 	generators chan struct{}
+	arrivals   chan struct{} // of the generators, those for first answers
+	door       door
 	stopping   chan struct{}
 	started    time.Time
 
@@ -94,6 +99,8 @@ func NewServer(cfg Config) (*Server, error) {
 		cfg:         cfg,
 		metrics:     m,
 		generators:  make(chan struct{}, cfg.Generators),
+		arrivals:    make(chan struct{}, max(1, cfg.Generators/2)),
+		door:        door{Admission: cfg.Admission},
 		stopping:    make(chan struct{}),
 		started:     time.Now(),
 		connections: map[string]*connection{},

@@ -1,0 +1,130 @@
+package xds
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+func TestTurnsAreEvenlyApartAfterABurst(t *testing.T) {
+	d := door{Admission: Admission{Rate: 10, Wait: time.Second}}
+	now := time.Unix(1000, 0)
+	for i := range 20 { // the last one just in time
+		in, ok := d.turn(now)
+		if want := max(0, time.Duration(i-9)*100*time.Millisecond); !ok || in != want {
+			t.Errorf("stream %d waits for %v, %v; want %v", i, in, ok, want)
+		}
+	}
+	if in, ok := d.turn(now); ok {
+		t.Errorf("a stream is to wait for %v", in)
+	}
+	if in, ok := d.turn(now.Add(time.Second)); !ok || in > 200*time.Millisecond {
+		t.Errorf("a second later a stream waits for %v, %v", in, ok)
+	}
+	if in, ok := d.turn(now.Add(time.Hour)); !ok || in != 0 {
+		t.Errorf("after a quiet time a stream waits for %v, %v", in, ok)
+	}
+	if in, ok := (&door{Admission: Admission{Rate: -1}}).turn(now); !ok || in != 0 {
+		t.Errorf("without a limit a stream waits for %v, %v", in, ok)
+	}
+}
+
+func TestStreamWhoseTurnIsFarIsRefused(t *testing.T) {
+	r := newRig(t, Config{Admission: Admission{Rate: 1, Wait: time.Millisecond}})
+	r.push(small)
+	first := r.delta()
+	first.subscribe(lds)
+	first.expect("lds +l1=1 +l2=1")
+	second := r.deltaAs("sidecar~1.1.1.2~b.default~default.svc.cluster.local")
+	second.subscribe(lds)
+	wantCode(t, second.end(), codes.ResourceExhausted)
+	r.push(small.with(lds, "l1", "2"), lds)
+	first.expect("lds +l1=2")
+}
+
+func TestFirstAnswersLeaveRoomForPushes(t *testing.T) {
+	source, hold := &fake{}, make(chan struct{})
+	source.broken = func(typeURL string) error {
+		if typeURL == lds {
+			<-hold
+		}
+		return nil
+	}
+	r := newRig(t, Config{Source: source, Generators: 2})
+	r.push(small)
+	c := r.delta()
+	c.subscribe(cds)
+	c.expect("cds +a=eds1 +b=static1")
+	var herd []*deltaClient
+	for i := range 20 {
+		one := r.deltaAs(fmt.Sprintf("sidecar~1.1.2.%d~b.default~default.svc.cluster.local", i))
+		one.subscribe(lds)
+		herd = append(herd, one)
+	}
+	for end := time.Now().Add(deadline); len(r.Clients()) <= len(herd); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d clients are connected", len(r.Clients()))
+		}
+	}
+	r.push(small.with(cds, "b", "static2"), cds+" b")
+	c.expect("cds +b=static2")
+	close(hold)
+	for _, one := range herd {
+		one.expect("lds +l1=1 +l2=1")
+	}
+}
+
+// TestHerdOfClientsIsServed: a thousand come at once, while somebody is there whom pushes concern.
+func TestHerdOfClientsIsServed(t *testing.T) {
+	var making, most atomic.Int32
+	source := &fake{broken: func(string) error {
+		now := making.Add(1)
+		defer making.Add(-1)
+		for seen := most.Load(); now > seen && !most.CompareAndSwap(seen, now); seen = most.Load() {
+		}
+		time.Sleep(100 * time.Microsecond) // so that they would meet
+		return nil
+	}}
+	const generators = 4
+	r := newRig(t, Config{Source: source, Generators: generators, Await: time.Second})
+	r.push(small)
+	there := r.delta()
+	there.subscribe(cds)
+	there.expect("cds +a=eds1 +b=static1")
+	var herd sync.WaitGroup
+	for i := range 1000 {
+		c := r.deltaAs(fmt.Sprintf("sidecar~1.2.%d.%d~b.default~default.svc.cluster.local", i/200, i%200))
+		herd.Go(func() {
+			c.subscribe(lds)
+			m, ok := <-c.got
+			if !ok {
+				t.Errorf("client %d was turned away: %v", i, c.err)
+				return
+			}
+			c.ack(m)
+		})
+	}
+	served := make(chan struct{})
+	go func() { defer close(served); herd.Wait() }()
+	pushes, slowest, began := 0, time.Duration(0), time.Now()
+	for serving := true; serving; pushes++ {
+		content := fmt.Sprintf("static%d", pushes+2)
+		r.push(small.with(cds, "b", content), cds+" b")
+		began := time.Now()
+		there.expect("cds +b=" + content)
+		slowest = max(slowest, time.Since(began))
+		select {
+		case <-served:
+			serving = false
+		default:
+		}
+	}
+	if got := most.Load(); got > generators {
+		t.Errorf("the resources of %d clients were made at the same time, want %d at most", got, generators)
+	}
+	t.Logf("%d pushes in %v meanwhile, the slowest took %v", pushes, time.Since(began), slowest)
+}
