@@ -2,6 +2,7 @@ package translate
 
 import (
 	"strings"
+	"sync"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	meshconfig "istio.io/api/mesh/v1alpha1"
@@ -80,15 +81,68 @@ func (v view) hostsApart(route string, names []string) ([]*xds.Resource, error) 
 	if plan == nil {
 		return v.gatewayHostsApart(route, names)
 	}
-	hosts := plan.hosts
-	if names != nil {
-		hosts = nil
-		for _, name := range names {
-			if i, ok := plan.byName[name]; ok {
-				hosts = append(hosts, plan.hosts[i])
-			}
+	if names == nil {
+		return v.allHostsApart(route, plan)
+	}
+	var hosts []planned
+	for _, name := range names {
+		if i, ok := plan.byName[name]; ok {
+			hosts = append(hosts, plan.hosts[i])
 		}
 	}
+	return v.plannedHostsApart(route, hosts)
+}
+
+// allHostsKey is all that the virtual hosts of a route configuration depend on together, beside the scope: what the keys
+// of each hold, for which the scope and the plan stand in part.
+type allHostsKey struct {
+	plan      *hostPlan
+	route     string
+	mesh      *meshconfig.MeshConfig
+	namespace string
+	labels    string
+	patches   string
+}
+
+// hostLists are the lists of all virtual hosts of route configurations in one scope. There are few, unless labels or
+// EnvoyFilters make many: then all go when there are too many.
+type hostLists struct {
+	mu    sync.Mutex
+	lists map[allHostsKey]func() ([]*xds.Resource, error)
+}
+
+const mostHostLists = 64
+
+// hostListsKey is where they are in the memory of a scope.
+type hostListsKey struct{}
+
+func (l *hostLists) get(key allHostsKey, build func() ([]*xds.Resource, error)) ([]*xds.Resource, error) {
+	l.mu.Lock()
+	list := l.lists[key]
+	if list == nil {
+		if len(l.lists) >= mostHostLists {
+			clear(l.lists)
+		}
+		list = sync.OnceValues(build)
+		l.lists[key] = list
+	}
+	l.mu.Unlock()
+	return list()
+}
+
+// allHostsApart makes the list of all once for all proxies that it is the same for: to look each up costs more than
+// anything else, where many proxies ask for many. Nobody may change the list.
+func (v view) allHostsApart(route string, plan *hostPlan) ([]*xds.Resource, error) {
+	key := allHostsKey{
+		plan: plan, route: route, mesh: v.s.Mesh, namespace: v.p.Namespace, labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
+	}
+	lists := v.scope.Memo(hostListsKey{}, func() any {
+		return &hostLists{lists: map[allHostsKey]func() ([]*xds.Resource, error){}}
+	}).(*hostLists)
+	return lists.get(key, func() ([]*xds.Resource, error) { return v.plannedHostsApart(route, plan.hosts) })
+}
+
+func (v view) plannedHostsApart(route string, hosts []planned) ([]*xds.Resource, error) {
 	out := make([]*xds.Resource, 0, len(hosts))
 	for _, h := range hosts {
 		r, err := v.hostApart(route, h)

@@ -73,7 +73,7 @@ type planned struct {
 	rule *snapshot.VirtualService
 }
 
-func (h planned) name() string { return fmt.Sprintf("%s:%d", h.host, h.port) }
+func (h planned) name() string { return h.host + ":" + strconv.FormatUint(uint64(h.port), 10) }
 
 // hostPlan are the virtual hosts of one route configuration, in their order, without the one for unknown hosts.
 type hostPlan struct {

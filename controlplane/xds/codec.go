@@ -142,6 +142,7 @@ func (r *deltaRequest) ProtoReflect() protoreflect.Message { return r.message.Pr
 // read takes the names out of the request, as parts of one string, and leaves the rest to the message.
 func (r *deltaRequest) read(b []byte) error {
 	text := string(b)
+	r.expect(b)
 	part := func(rest []byte, length int) string { end := len(text) - len(rest); return text[end-length : end] }
 	var rest []byte
 	for len(b) > 0 {
@@ -165,6 +166,30 @@ func (r *deltaRequest) read(b []byte) error {
 		}
 	}
 	return proto.Unmarshal(rest, &r.message)
+}
+
+// expect makes room for what there may be thousands of. It stops where the request is malformed, which is told elsewhere.
+func (r *deltaRequest) expect(b []byte) {
+	names, versions := 0, 0
+	for len(b) > 0 {
+		field, _, n := protowire.ConsumeField(b)
+		if n < 0 {
+			return
+		}
+		switch field {
+		case requestSubscribe:
+			names++
+		case requestInitial:
+			versions++
+		}
+		b = b[n:]
+	}
+	if names > 0 {
+		r.subscribe = make([]string, 0, names)
+	}
+	if versions > 0 {
+		r.initial = make(map[string]string, versions)
+	}
 }
 
 func (r *deltaRequest) take(field protowire.Number, value string) error {

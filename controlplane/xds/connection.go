@@ -81,13 +81,23 @@ func (s *Server) serve(w wire) error {
 	}
 	c.peer = Peer{Address: peerAddress(ctx), Identity: identity, Delta: w.protocol() == deltaProtocol}
 	go c.receive()
-	select {
-	case <-s.stopping:
-		return errStopping
-	case err := <-c.recvErr:
+	first, err := c.first()
+	if err != nil {
 		return ended(err)
-	case first := <-c.requests:
-		return c.run(first)
+	}
+	return c.run(first)
+}
+
+// first awaits the first request. It is a function of its own because a frame that waits for several things holds what it
+// got for as long as it lasts, and the first request of a client that comes back lists all that it has.
+func (c *connection) first() (*request, error) {
+	select {
+	case <-c.server.stopping:
+		return nil, errStopping
+	case err := <-c.recvErr:
+		return nil, err
+	case r := <-c.requests:
+		return r, nil
 	}
 }
 

@@ -81,17 +81,16 @@ func (a ask) empty() bool { return len(a.names) == 0 && len(a.doubtful) == 0 && 
 
 // subscribeDelta applies a request's subscriptions.
 func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
-	a := ask{names: map[string]struct{}{}, doubtful: map[string]struct{}{}}
+	a := ask{names: make(map[string]struct{}, newIn(r)), doubtful: map[string]struct{}{}}
 	if fresh {
 		a.resumed = len(r.initial) > 0
-		for name, version := range r.initial {
-			s.known.set(name, version)
-		}
+		s.known.adopt(s.pages, len(r.initial), maps.All(r.initial))
 		s.known.settle(s.pages)
 		// An empty first request is the older way to ask for all; later on, emptiness means nothing.
 		s.wildcard = len(r.subscribe) == 0 && impliesWildcard(s.typeURL)
 		a.wildcard = s.wildcard
 	}
+	s.names.expect(len(r.subscribe))
 	for _, name := range r.subscribe {
 		if name == wildcardName {
 			a.wildcard = a.wildcard || !s.wildcard
@@ -119,6 +118,9 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 	s.names.settle(s.pages)
 	return a
 }
+
+// newIn is about how many names a request asks for that its client does not have.
+func newIn(r *request) int { return max(0, len(r.subscribe)-len(r.initial)) }
 
 func (s *subscription) dropWildcard() {
 	s.wildcard = false

@@ -2,6 +2,7 @@ package xds
 
 import (
 	"hash/maphash"
+	"iter"
 	"runtime"
 	"slices"
 	"sync"
@@ -89,6 +90,36 @@ func (l *ledger) set(name, version string) {
 	l.differ(name, entry{version: version})
 }
 
+// adopt makes an empty ledger hold a set of names, each of which is given once. Where others hold the same, as most clients
+// of a mesh do, it shares what they have without making anything of its own first.
+func (l *ledger) adopt(p *pages, n int, all iter.Seq2[string, string]) {
+	if l.size > 0 || n < pageSize {
+		for name, version := range all {
+			l.set(name, version)
+		}
+		return
+	}
+	sum := uint64(0)
+	for name, version := range all {
+		sum += hashEntry(name, version)
+	}
+	if found := p.find(sum); found != nil && found.isAll(n, all) {
+		*l = ledger{shared: found, size: n, sum: sum}
+		return
+	}
+	l.shared, l.own = nil, make(map[string]entry, n)
+	for name, version := range all {
+		l.set(name, version)
+	}
+}
+
+// expect makes room for names that are set next.
+func (l *ledger) expect(n int) {
+	if l.own == nil && n >= pageSize {
+		l.own = make(map[string]entry, n)
+	}
+}
+
 func (l *ledger) differ(name string, e entry) {
 	if l.own == nil {
 		l.own = map[string]entry{}
@@ -152,6 +183,26 @@ func (l *ledger) settle(p *pages) {
 	l.shared, l.own = p.of(l), nil
 }
 
+// find gives the page of a sum that somebody holds, if any does.
+func (p *pages) find(sum uint64) *page {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.bySum[sum].Value()
+}
+
+// isAll says whether the page has just these names, of which there are n, each given once.
+func (p *page) isAll(n int, all iter.Seq2[string, string]) bool {
+	if len(p.versions) != n {
+		return false
+	}
+	for name, version := range all {
+		if v, ok := p.versions[name]; !ok || v != version {
+			return false
+		}
+	}
+	return true
+}
+
 // of finds the page that has what a ledger has, or makes it.
 func (p *pages) of(l *ledger) *page {
 	p.mu.Lock()
@@ -171,17 +222,7 @@ func (p *pages) of(l *ledger) *page {
 	return made
 }
 
-func (p *page) is(l *ledger) bool {
-	if len(p.versions) != l.size {
-		return false
-	}
-	for name, version := range l.all {
-		if v, ok := p.versions[name]; !ok || v != version {
-			return false
-		}
-	}
-	return true
-}
+func (p *page) is(l *ledger) bool { return p.isAll(l.size, l.all) }
 
 // drop forgets a page that nobody has any more.
 func (p *pages) drop(sum uint64) {

@@ -70,3 +70,28 @@ func TestClientsWithTheSameShareIt(t *testing.T) {
 	}
 	t.Error("a page is kept that nobody has")
 }
+
+// TestAdoptedLedgersAreTheSameAsThoseThatAreSet, and share a page with whoever has the same, but never with another.
+func TestAdoptedLedgersAreTheSameAsThoseThatAreSet(t *testing.T) {
+	var shared pages
+	m := map[string]string{}
+	for n := range 500 {
+		m[fmt.Sprint("n", n)] = "v"
+	}
+	var first, second, other ledger
+	first.adopt(&shared, len(m), maps.All(m))
+	first.settle(&shared)
+	second.adopt(&shared, len(m), maps.All(m))
+	if second.shared == nil || second.shared != first.shared || len(second.own) > 0 {
+		t.Error("the second has something of its own")
+	}
+	m["n7"] = "w"
+	other.adopt(&shared, len(m), maps.All(m))
+	if other.shared == first.shared || !maps.Equal(maps.Collect(other.all), m) || other.len() != len(m) {
+		t.Errorf("the other has %d names, and n7 is %q", other.len(), maps.Collect(other.all)["n7"])
+	}
+	second.adopt(&shared, len(m), maps.All(m)) // it had something before
+	if !maps.Equal(maps.Collect(second.all), m) || first.has("n7") && maps.Collect(first.all)["n7"] != "v" {
+		t.Error("what was set over a shared page is wrong, or shows elsewhere")
+	}
+}

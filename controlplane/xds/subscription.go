@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -171,9 +172,9 @@ func (s *subscription) record(r *response, full bool) *sent {
 		b.removed = s.absent(r.resources)
 		s.full = r.resources
 	}
-	for _, res := range r.resources {
-		s.known.set(res.Name, res.Version)
-		if !full {
+	s.known.adopt(s.pages, len(r.resources), versionsOf(r.resources))
+	if !full && len(s.removing) > 0 {
+		for _, res := range r.resources {
 			delete(s.removing, res.Name)
 		}
 	}
@@ -279,6 +280,17 @@ func mentions(reason, name string) bool {
 func partOfName(b byte) bool {
 	return b == '_' || b == '-' || b == '|' || b == '/' ||
 		'0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
+}
+
+// versionsOf are the names and versions of resources.
+func versionsOf(resources []*Resource) iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		for _, r := range resources {
+			if !yield(r.Name, r.Version) {
+				return
+			}
+		}
+	}
 }
 
 func namesOf(resources []*Resource) []string {
