@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"net/http"
 
-	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -122,11 +122,7 @@ func dump(r *xds.Resource) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if secret, ok := message.(*tlsv3.Secret); ok {
-		if secret.GetTlsCertificate().GetPrivateKey() != nil {
-			secret.GetTlsCertificate().PrivateKey = nil
-		}
-	}
+	compare.Hide(message)
 	return protojson.Marshal(message)
 }
 

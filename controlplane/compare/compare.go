@@ -236,6 +236,7 @@ func shownAs(r *xds.Resource) ([]byte, error) {
 			"roots":       printOf(secret.GetValidationContext().GetTrustedCa()), "revoked": printOf(secret.GetValidationContext().GetCrl()),
 		})
 	}
+	Hide(message)
 	return protojson.Marshal(message)
 }
 

@@ -102,6 +102,9 @@ func (d *document) read(h head, check func(*Resource) []Problem) *Resource {
 			d.report(Info, d.origin, "", "", "the Secret was read and has no effect here: it has no certificate", "")
 			return nil
 		}
+		if secret != nil {
+			secret.Accounts = accountsOf(h.meta.annotations)
+		}
 		r.Spec = secret
 	default:
 		r.Spec = d.readSpec(h.spec, info)

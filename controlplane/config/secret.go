@@ -2,6 +2,8 @@ package config
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -22,6 +24,30 @@ type SecretSpec struct {
 	Certificate, Key []byte
 	// Authorities are certificates of authorities, and Revoked lists of what these have revoked, in PEM.
 	Authorities, Revoked []byte
+	// Accounts are the service accounts whose gateways may have it; nil: all of the namespace.
+	Accounts []string
+}
+
+// AccountsAnnotation names the service accounts whose gateways may have a Secret, with commas between them.
+const AccountsAnnotation = "pilotfish.dev/service-accounts"
+
+// For says whether gateways of a service account may have the secret.
+func (s *SecretSpec) For(account string) bool {
+	return s.Accounts == nil || slices.Contains(s.Accounts, account)
+}
+
+func accountsOf(annotations map[string]string) []string {
+	text, ok := annotations[AccountsAnnotation]
+	if !ok {
+		return nil
+	}
+	accounts := []string{}
+	for name := range strings.SplitSeq(text, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			accounts = append(accounts, name)
+		}
+	}
+	return accounts
 }
 
 // String does not show the secret.
@@ -36,7 +62,8 @@ func (*SecretSpec) MarshalJSON() ([]byte, error) { return []byte(`"(a secret)"`)
 // Equal says whether two hold the same.
 func (s *SecretSpec) Equal(o *SecretSpec) bool {
 	return bytes.Equal(s.Certificate, o.Certificate) && bytes.Equal(s.Key, o.Key) &&
-		bytes.Equal(s.Authorities, o.Authorities) && bytes.Equal(s.Revoked, o.Revoked)
+		bytes.Equal(s.Authorities, o.Authorities) && bytes.Equal(s.Revoked, o.Revoked) &&
+		slices.Equal(s.Accounts, o.Accounts) && (s.Accounts == nil) == (o.Accounts == nil)
 }
 
 var secretFields = []string{"apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"}
@@ -126,8 +153,8 @@ func (d *document) checkSecret(spec *SecretSpec) {
 			d.refuseAt(d.place("data"), "data", "", err.Error(), "put in a chain, its own certificate first, and the key of that one, both in PEM")
 		}
 	}
-	if len(spec.Authorities) > 0 && !x509.NewCertPool().AppendCertsFromPEM(spec.Authorities) {
-		d.refuseAt(d.place("data[ca.crt]"), "data[ca.crt]", "", "no certificate can be read of it", "put in certificates of authorities in PEM")
+	if len(spec.Authorities) > 0 && (!x509.NewCertPool().AppendCertsFromPEM(spec.Authorities) || brokenCertificate(spec.Authorities) > 0) {
+		d.refuseAt(d.place("data[ca.crt]"), "data[ca.crt]", "", "not all of it can be read as certificates", "put in certificates of authorities in PEM")
 	}
 	if len(spec.Revoked) > 0 {
 		d.checkRevoked(spec)
@@ -143,6 +170,43 @@ func checkPair(spec *SecretSpec) error {
 			return errors.New("tls.key is not PEM")
 		}
 		return errors.New("the certificate and the key do not belong together, or cannot be read")
+	}
+	if n := brokenCertificate(spec.Certificate); n > 0 {
+		return fmt.Errorf("certificate %d of tls.crt cannot be read", n)
+	}
+	return checkStrength(spec)
+}
+
+// brokenCertificate is the number of the first certificate that cannot be read, where Envoy would refuse all; 0 when there is none.
+func brokenCertificate(chain []byte) int {
+	n := 0
+	for block, rest := pem.Decode(chain); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		n++
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// checkStrength refuses keys that Envoy does.
+func checkStrength(spec *SecretSpec) error {
+	pair, err := tls.X509KeyPair(spec.Certificate, spec.Key)
+	if err != nil {
+		return errors.New("the certificate cannot be read")
+	}
+	switch key := pair.PrivateKey.(type) {
+	case *rsa.PrivateKey:
+		if bits := key.N.BitLen(); bits < 2048 {
+			return fmt.Errorf("an RSA key of %d bits: Envoy takes none below 2048", bits)
+		}
+	case *ecdsa.PrivateKey:
+		if bits := key.Params().BitSize; bits < 256 {
+			return fmt.Errorf("a key of the curve %s: Envoy takes P-256, P-384 and P-521", key.Params().Name)
+		}
 	}
 	return nil
 }

@@ -98,7 +98,7 @@ func syntaxProblem(c chunk, err error) Problem {
 		p.At.Line = line
 	}
 	// What stands in a Secret is shown to nobody.
-	if p.At.Line > 0 && !strings.Contains(string(c.text), "Secret") {
+	if p.At.Line > 0 && !likeSecret(string(c.text)) {
 		p.Value = lineOf(c.text, p.At.Line)
 	}
 	p.At.Line = max(p.At.Line, 1) + c.line
@@ -106,6 +106,12 @@ func syntaxProblem(c chunk, err error) Problem {
 		p.Remedy = "remove it: an editor that shows such characters helps"
 	}
 	return p
+}
+
+// likeSecret says whether a text that cannot be read was to be a Secret, also if its kind is not spelled so.
+func likeSecret(text string) bool {
+	text = strings.ToLower(text)
+	return strings.Contains(text, "secret") || strings.Contains(text, "private key") || strings.Contains(text, "tls.key")
 }
 
 // inPlainWords says what the parser's words for the commonest mistakes mean.

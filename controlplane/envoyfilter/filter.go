@@ -15,6 +15,7 @@ import (
 	"slices"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -37,6 +38,9 @@ type patch struct {
 	match   *networking.EnvoyFilter_EnvoyConfigObjectMatch
 	value   proto.Message // nil for a removal
 	version *regexp.Regexp
+	// youngest is the type within the value that only Envoys from 1.minor on have; empty when all do.
+	youngest protoreflect.FullName
+	minor    uint32
 	// digest is of all that the patch says.
 	digest string
 }
@@ -88,7 +92,9 @@ func (f *Filter) read(field string, p *networking.EnvoyFilter_EnvoyConfigObjectP
 	if out.value == nil {
 		return nil, f.refuse(field+".applyTo", out.to.String(), "nothing that can be patched", "name one of Envoy's objects, as in HTTP_FILTER")
 	}
-	return out, f.readValue(out, p.GetPatch().GetValue())
+	problem := f.readValue(out, p.GetPatch().GetValue())
+	out.youngest, out.minor = youngest(out.value)
+	return out, problem
 }
 
 func (f *Filter) readValue(p *patch, value *structpb.Struct) *config.Problem {

@@ -1,6 +1,7 @@
 package envoyfilter
 
 import (
+	"fmt"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -23,6 +24,8 @@ const (
 type Proxy struct {
 	// Version is the mesh's version that its agent tells.
 	Version string
+	// Envoy is the version of its Envoy; zero when it does not say.
+	Envoy [3]uint32
 	// Metadata is what of its node's metadata is text.
 	Metadata map[string]string
 }
@@ -40,9 +43,14 @@ func NewSet(filters []*Filter, p Proxy, note func(*Filter, config.Problem)) *Set
 	s := &Set{note: note}
 	for _, f := range filters {
 		for _, patch := range f.patches {
-			if patch.isFor(p) {
-				s.patches = append(s.patches, patch)
+			if !patch.isFor(p) {
+				continue
 			}
+			if err := patch.tooYoung(p.Envoy); err != nil {
+				s.leaveOut(patch, "proxy", fmt.Sprintf("Envoy %d.%d", p.Envoy[0], p.Envoy[1]), err)
+				continue
+			}
+			s.patches = append(s.patches, patch)
 		}
 	}
 	if len(s.patches) == 0 {

@@ -32,7 +32,7 @@ func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
 		}).(*envoyfilter.Filter)
 		owners[read[i]] = f
 	}
-	return envoyfilter.NewSet(read, envoyfilter.Proxy{Version: p.IstioVersion, Metadata: p.Metadata},
+	return envoyfilter.NewSet(read, envoyfilter.Proxy{Version: p.IstioVersion, Envoy: p.EnvoyVersion, Metadata: p.Metadata},
 		func(f *envoyfilter.Filter, problem config.Problem) { owners[f].Note(problem) })
 }
 

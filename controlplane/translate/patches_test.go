@@ -1,6 +1,7 @@
 package translate_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -75,8 +76,9 @@ spec:
 
 func TestPatchThatCannotBeReadIsRefusedAtItsPlace(t *testing.T) {
 	for value, want := range map[string]string{
-		"{name: x, typed_config: {'@type': type.googleapis.com/istio.stats.Config}}":                                     ".typed_config.@type: no extension of Envoy has this type",
-		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max: 1}}": ".typed_config.max: Buffer has no such field",
+		"{name: x, typed_config: {'@type': type.googleapis.com/istio.stats.Config}}":                                              ".typed_config.@type: no extension of Envoy has this type",
+		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max: 1}}":          ".typed_config.max: Buffer has no such field",
+		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.config.filter.http.buffer.v2.Buffer, max_request_bytes: 1}}": ".typed_config.@type: no extension of Envoy has this type",
 		"{nam: x}":  ".nam: HttpFilter has no such field",
 		"{name: 1}": ".name",
 		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer}}":                                                                "Envoy would not take it",
@@ -90,6 +92,38 @@ func TestPatchThatCannotBeReadIsRefusedAtItsPlace(t *testing.T) {
 		}
 		if text := problems[0].String(); !strings.Contains(text, want) || problems[0].At.Line != 9 {
 			t.Errorf("%s: %s", value, text)
+		}
+	}
+}
+
+// TestPatchThatAnOlderEnvoyHasNotIsLeftOutForIt alone, and told of; types of Envoy's former API are refused for all.
+func TestPatchThatAnOlderEnvoyHasNotIsLeftOutForIt(t *testing.T) {
+	const filter = `
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: young, namespace: two}
+spec:
+  configPatches:
+  - {applyTo: HTTP_FILTER, patch: {operation: INSERT_FIRST, value: {name: marked, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.body_size_limit.v3.BodySizeLimit}}}}
+  - {applyTo: HTTP_FILTER, patch: {operation: INSERT_FIRST, value: {name: other, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.cors.v3.Cors}}}}
+`
+	m := newTestMesh(t, nil, affectedMesh)
+	m.apply(filter)
+	for _, version := range []string{"1.40.0", "1.36.4"} {
+		want := version == "1.40.0"
+		listeners, err := generate(m.snap, proxy(t, "sidecar x.two 127.203.27.1 app=x ENVOY_VERSION="+version), xds.ListenerType, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := ""
+		for _, l := range listeners {
+			all += string(l.Body.GetValue())
+		}
+		if strings.Contains(all, "marked") != want || !strings.Contains(all, "other") {
+			t.Errorf("Envoy %s is given the filter: %t", version, !want)
+		}
+		if told := fmt.Sprint(m.snap.Problems()); strings.Contains(told, "from Envoy 1.40 on") == want {
+			t.Errorf("after Envoy %s: %s", version, told)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func (v view) certificate(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
 	}
-	return v.s.Certificate(v.p.Namespace, name)
+	return v.own(v.s.Certificate(v.p.Namespace, name))
 }
 
 // authorities are the certificates of those who sign the clients', as certificate is.
@@ -38,7 +38,15 @@ func (v view) authorities(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
 	}
-	return v.s.Authorities(v.p.Namespace, name)
+	return v.own(v.s.Authorities(v.p.Namespace, name))
+}
+
+// own is the Secret if the proxy's service account may have it.
+func (v view) own(s *config.SecretSpec) *config.SecretSpec {
+	if s == nil || !s.For(v.p.ServiceAccount) {
+		return nil
+	}
+	return s
 }
 
 func (v view) mayHaveSecrets() bool { return v.p.Type == Router && v.p.Proven }

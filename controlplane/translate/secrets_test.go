@@ -2,10 +2,15 @@ package translate_test
 
 import (
 	"bufio"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"math/big"
@@ -60,9 +65,55 @@ func TestNothingThatIsSaidOfASecretShowsIt(t *testing.T) {
 			t.Errorf("%s: taken", document)
 		}
 	}
+	for _, kind := range []string{"secret", "Scret"} {
+		text := fmt.Sprintf("apiVersion: v1\nkind: %s\nmetadata: {name: s}\ndata:\n  tls.key: %s\n %[2]s\n", kind, marked)
+		if _, problems := config.Parse("s.yaml", []byte(text)); len(problems) == 0 || strings.Contains(fmt.Sprint(problems), marked) {
+			t.Errorf("of kind %s: %v", kind, problems)
+		}
+	}
 	resources := parse(t, withCertificates("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {tls.crt: $CERTIFICATE, tls.key: $KEY}"))
 	if text := fmt.Sprintf("%v %+v %#v %s", resources[0].Spec, resources[0].Spec, resources[0].Spec, resources[0].Spec); strings.Contains(text, "45 45 45") || strings.Contains(text, "BEGIN") {
 		t.Errorf("it prints as %s", text)
+	}
+}
+
+// TestSecretsThatEnvoyWouldNotTakeAreRefused: keys that are too weak, and chains that end in something else.
+func TestSecretsThatEnvoyWouldNotTakeAreRefused(t *testing.T) {
+	weak, err := rsa.GenerateKey(rand.Reader, 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("no certificate")})
+	for want, c := range map[string]struct {
+		key  crypto.Signer
+		more []byte
+	}{
+		"1024 bits": {weak, nil}, "curve P-224": {small, nil}, "certificate 2 of tls.crt": {good, broken}, "": {good, nil},
+	} {
+		template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+		der, err := x509.CreateCertificate(rand.Reader, template, template, c.key.Public(), c.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		private, err := x509.MarshalPKCS8PrivateKey(c.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chain := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), c.more...)
+		text := fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {tls.crt: %s, tls.key: %s}\n", base64.StdEncoding.EncodeToString(chain),
+			base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})))
+		resources, problems := config.Parse("s.yaml", []byte(text))
+		if told := fmt.Sprint(problems); (len(resources) == 1) != (want == "") || !strings.Contains(told, want) {
+			t.Errorf("%q: %d taken, %s", want, len(resources), told)
+		}
 	}
 }
 
