@@ -90,7 +90,7 @@ func NeededClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 		for _, name := range clusterNames.FindAllString(string(l.Body.GetValue()), -1) {
 			// Connections ask for what they lead to; only requests to HTTP ports are made by filters.
 			if c, ok := findOutbound(s, p, name); ok {
-				if port, _ := c.svc.Port(c.port); port.Protocol.IsHTTP() {
+				if port, _ := c.svc.Port(c.port); port.Protocol.IsHTTP() || v.collects(name) {
 					needed[name] = true
 				}
 			}
@@ -107,6 +107,14 @@ func NeededClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 		}
 	}
 	return slices.Sorted(maps.Keys(needed)), nil
+}
+
+// collects says whether logs or traces may go to a cluster, whatever its port is declared to speak.
+func (v view) collects(cluster string) bool {
+	return slices.ContainsFunc(v.s.Mesh.GetExtensionProviders(), func(p *snapshot.ExtensionProvider) bool {
+		name, _, ok := v.providerCluster(snapshot.CollectorService(p))
+		return ok && name == cluster
+	})
 }
 
 // needAll needs all ports of what is mirrored to, because which it is may depend on the port that was called.

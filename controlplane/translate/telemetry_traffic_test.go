@@ -7,11 +7,16 @@ import (
 	"net"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/encoding/protojson"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -254,4 +259,23 @@ spec:
 			}
 		}
 	})
+}
+
+// TestCollectorsAreHeld: a sidecar that asks for clusters as it needs them has those of its collectors, which no route asks for.
+func TestCollectorsAreHeld(t *testing.T) {
+	mesh := &meshconfig.MeshConfig{}
+	if err := protojson.Unmarshal([]byte(`{"extensionProviders": [{"name": "p", "opentelemetry": {"service": "collector.back.svc.cluster.local", "port": 4317}}],
+		"defaultProviders": {"tracing": ["p"]}}`), mesh); err != nil {
+		t.Fatal(err)
+	}
+	m := newTestMesh(t, mesh, strings.ReplaceAll(pair, "NET", "127.197"), `
+apiVersion: v1
+kind: Service
+metadata: {name: collector, namespace: back}
+spec: {selector: {app: collector}, ports: [{name: tcp, port: 4317}]}
+`)
+	needed, err := translate.NeededClusters(m.snap, proxy(t, "sidecar client.front 127.197.1.1 app=client INTERCEPTION_MODE=REDIRECT ENVOY_VERSION=1.40.0 HOSTS_APART=yes"))
+	if want := translate.OutboundCluster("collector.back.svc.cluster.local", "", 4317); err != nil || !slices.Contains(needed, want) {
+		t.Errorf("%v %v without %s", needed, err, want)
+	}
 }
