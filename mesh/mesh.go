@@ -216,7 +216,8 @@ func howCaptured(p Placement) string {
 }
 
 func (m *Mesh) openAuthority(context.Context) error {
-	authority, err := ca.Load(m.stateDir(), ca.Options{TrustDomain: m.cfg.Topology.TrustDomain})
+	// The control plane takes the steps of a rotation; here they are followed.
+	authority, err := ca.Load(m.stateDir(), ca.Options{TrustDomain: m.cfg.Topology.TrustDomain, RotateBefore: -1})
 	if err != nil {
 		return err // it names the directory and the remedy
 	}
@@ -311,6 +312,7 @@ func (m *Mesh) watchOver(ctx context.Context) {
 	}
 	m.readiness.changed()
 	wg.Go(func() { m.sampleTraffic(running) })
+	wg.Go(func() { m.authority.Run(running, rootsInterval, func() {}) })
 	wg.Go(func() { m.announceReady(running) })
 	wg.Go(func() { m.plane.keepUp(running) })
 	<-ctx.Done()
