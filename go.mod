@@ -23,6 +23,7 @@ require (
 	github.com/spiffe/go-spiffe/v2 v2.9.0
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5
+	go.opentelemetry.io/proto/otlp v1.11.0
 	go.uber.org/goleak v1.3.0
 	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/sys v0.49.0
@@ -32,8 +33,6 @@ require (
 	google.golang.org/protobuf v1.36.12
 	istio.io/api v1.31.1
 )
-
-require go.opentelemetry.io/proto/otlp v1.11.0 // indirect
 
 require (
 	cel.dev/expr v0.25.3 // indirect
