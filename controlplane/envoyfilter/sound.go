@@ -3,6 +3,7 @@ package envoyfilter
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -32,8 +33,13 @@ func ends(f *listenerv3.Filter) bool {
 		strings.HasSuffix(f.GetTypedConfig().GetTypeUrl(), "wasm.v3.Wasm")
 }
 
-func isRouter(f *hcmv3.HttpFilter) bool {
-	return f.GetTypedConfig().GetTypeUrl() == "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+const routerType = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+
+func isRouter(f *hcmv3.HttpFilter) bool { return f.GetTypedConfig().GetTypeUrl() == routerType }
+
+// mayRoute says whether it is the router, or may turn out to be when its configuration comes.
+func mayRoute(f *hcmv3.HttpFilter) bool {
+	return isRouter(f) || slices.Contains(f.GetConfigDiscovery().GetTypeUrls(), routerType)
 }
 
 func soundListener(l *listenerv3.Listener) error {
@@ -99,7 +105,7 @@ func soundManager(m *hcmv3.HttpConnectionManager) error {
 		switch last := i == len(filters)-1; {
 		case f.GetConfigType() == nil:
 			return fmt.Errorf("the HTTP filter %q has no configuration", f.GetName())
-		case last && !isRouter(f) && f.GetConfigDiscovery() == nil:
+		case last && !mayRoute(f):
 			return fmt.Errorf("the HTTP filter %q is the last: the router has to be", f.GetName())
 		case !last && isRouter(f):
 			return errors.New("the router is not the last HTTP filter")
