@@ -2,7 +2,6 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 // NewCommand is `pilotfish control-plane`.
@@ -134,16 +134,7 @@ Whoever has the token gets certificates for that service account until it expire
 
 // writeToken replaces the file whole, so that an agent never reads half a token, nor anyone else any of it.
 func writeToken(path, token string) error {
-	file, err := os.CreateTemp(filepath.Dir(path), ".token-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("writing the token: %w", err)
-	}
-	_, err = file.WriteString(token)
-	if err = errors.Join(err, file.Close()); err == nil {
-		err = os.Rename(file.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(file.Name())
+	if err := atomicfile.Write(path, []byte(token)); err != nil {
 		return fmt.Errorf("writing the token to %s: %w", path, err)
 	}
 	return nil

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 const (
@@ -137,12 +139,8 @@ func (l *learned) write() {
 	l.dirty = false
 	data, err := json.Marshal(l.workloads)
 	l.mu.Unlock()
-	next := l.path + ".new"
 	if err == nil {
-		err = os.WriteFile(next, data, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(next, l.path)
+		err = atomicfile.Write(l.path, data)
 	}
 	if err != nil {
 		l.log.Warn("what workloads were seen to use is not kept: after a restart they ask for it again", "file", l.path, "error", err)

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 // lastGood keeps, through a restart, what is in force though the files do not say it now. A policy whose last edit is
@@ -122,7 +124,7 @@ func (l *lastGood) save(documents []unsaid) error {
 		if data == nil {
 			err = remove(l.file)
 		} else {
-			err = replace(l.file, data)
+			err = atomicfile.Write(l.file, data)
 		}
 		l.kept, l.known = data, err == nil
 	}
@@ -174,22 +176,6 @@ func remove(file string) error {
 		return err
 	}
 	return nil
-}
-
-// replace writes the file whole, readable to its owner only, so that a crash leaves the old or the new one.
-func replace(file string, data []byte) error {
-	draft, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = draft.Write(data)
-	if err = errors.Join(err, draft.Sync(), draft.Close()); err == nil {
-		err = os.Rename(draft.Name(), file)
-	}
-	if err != nil {
-		_ = os.Remove(draft.Name())
-	}
-	return err
 }
 
 // restore takes over what an earlier process left.

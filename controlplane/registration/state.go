@@ -8,10 +8,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 // maxFile bounds what is read: some 100,000 workloads.
@@ -64,16 +65,7 @@ func (r *Registrar) save() error {
 	if old, err := os.ReadFile(r.cfg.File); err == nil && bytes.Equal(old, content) || err != nil && string(content) == "[]\n" {
 		return nil
 	}
-	file, err := os.CreateTemp(filepath.Dir(r.cfg.File), ".registered-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("registered workloads: %w", err)
-	}
-	_, err = file.Write(content)
-	if err = errors.Join(err, file.Sync(), file.Close()); err == nil {
-		err = os.Rename(file.Name(), r.cfg.File)
-	}
-	if err != nil {
-		_ = os.Remove(file.Name())
+	if err := atomicfile.Write(r.cfg.File, content); err != nil {
 		return fmt.Errorf("registered workloads: %s: %w", r.cfg.File, err)
 	}
 	return nil
