@@ -167,8 +167,9 @@ func (c *connection) place(hosts *subscription, route string) error {
 	if err != nil {
 		return nil
 	}
+	known := hosts.knownOf(route)
 	c.mu.Lock()
-	for _, name := range hosts.knownOf(route) {
+	for _, name := range known {
 		delete(hosts.removing, name) // it was nobody's until now
 		if c.apart.fresh[route] {    // whether it has it or not, it gets it, or is told that there is none
 			hosts.known.set(name, unsure)
@@ -178,10 +179,10 @@ func (c *connection) place(hosts *subscription, route string) error {
 	c.mu.Unlock()
 	c.apart.placed[route] = true
 	delete(c.apart.fresh, route)
-	if len(want) == 0 && len(hosts.knownOf(route)) == 0 {
+	if len(want) == 0 && len(known) == 0 {
 		return c.deliver(hosts, nil, []string{route + "/none"}, false)
 	}
-	return c.deliverHosts(hosts, hosts.diffOf(hosts.knownOf(route), want))
+	return c.deliverHosts(hosts, hosts.diffOf(known, want))
 }
 
 // settleRoutes gives route configurations their versions, whose virtual hosts the client has answered.
