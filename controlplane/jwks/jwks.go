@@ -50,7 +50,8 @@ type Fetcher struct {
 	mu     sync.Mutex
 	wanted map[string]*address
 	sets   map[string]string // replaced, never changed
-	// kept is what a control plane before this one fetched, until it is asked for.
+	// kept is what was fetched of addresses that are not wanted at present, by this control plane or one before it: a
+	// document that goes and comes back finds its keys, even when their issuer is away.
 	kept map[string]string
 }
 
@@ -95,7 +96,7 @@ func New(cfg Config) *Fetcher {
 	return f
 }
 
-// Want says which addresses are in use; others are forgotten.
+// Want says which addresses are in use; others are no longer fetched.
 func (f *Fetcher) Want(addresses []string) {
 	if f.want(addresses) {
 		f.cfg.Changed()
@@ -122,12 +123,18 @@ func (f *Fetcher) want(addresses []string) (changed bool) {
 		return false
 	}
 	sets := map[string]string{}
+	maps.Copy(f.kept, f.sets)
 	for at := range next {
-		if set, ok := f.sets[at]; ok {
+		if set, ok := f.kept[at]; ok {
 			sets[at] = set
-		} else if set, ok := f.kept[at]; ok {
-			sets[at] = set
+			delete(f.kept, at)
 		}
+	}
+	for at := range f.kept {
+		if len(f.kept) <= mostAddresses {
+			break
+		}
+		delete(f.kept, at)
 	}
 	if changed = !maps.Equal(sets, f.sets); changed {
 		f.sets = sets

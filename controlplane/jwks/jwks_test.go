@@ -143,10 +143,10 @@ func TestKeysAreFetchedRefreshedAndOutliveTheirIssuer(t *testing.T) {
 		f.Want(nil)
 		f.Want([]string{at})
 		eventually(t, func() string {
-			if len(f.Failures()) != 1 || i.asked.Load() == asked {
-				return fmt.Sprintf("%v", f.Failures())
+			if failures := f.Failures(); len(failures) != 1 || !failures[0].Known || i.asked.Load() == asked {
+				return fmt.Sprintf("%v", failures)
 			}
-			return ""
+			return has(f, "two")()
 		})
 	}
 

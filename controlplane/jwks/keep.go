@@ -41,15 +41,22 @@ func readKept(path string) (map[string]string, error) {
 	return out, nil
 }
 
-// keep writes all keys, for the next start. What cannot be kept is fetched then.
+// keep writes all keys, as far as the next start would read them. What cannot be kept is fetched then.
 func (f *Fetcher) keep() {
 	if f.cfg.File == "" {
 		return
 	}
-	sets := map[string]json.RawMessage{}
-	for at, set := range f.Sets() {
-		sets[at] = json.RawMessage(set)
+	f.mu.Lock()
+	sets, size := map[string]json.RawMessage{}, 0
+	for _, some := range []map[string]string{f.sets, f.kept} { // those in use first, should it be too much
+		for at, set := range some {
+			// An address in JSON is at most six times as long, and the punctuation is counted.
+			if size += 6*len(at) + len(set) + len(`"":,`); size < largestFile {
+				sets[at] = json.RawMessage(set)
+			}
+		}
 	}
+	f.mu.Unlock()
 	if err := writeKept(f.cfg.File, sets); err != nil {
 		f.log.Warn("keys of token issuers cannot be kept for the next start", "file", f.cfg.File, "error", err)
 	}
