@@ -165,6 +165,7 @@ func (r *Readiness) unreachable(err error) health.Condition {
 		}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return health.Condition{
+			Silent: true,
 			Reason: fmt.Sprintf("Envoy does not answer on its admin address %s in time", r.Admin.addr),
 			Remedy: "see whether Envoy has CPU time (limits, throttling) and is not stopped; restart the proxy if this lasts",
 		}

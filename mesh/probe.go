@@ -42,54 +42,57 @@ type readinessAnswer struct {
 		Part   string `json:"part"`
 		Ready  bool   `json:"ready"`
 		Reason string `json:"reason"`
+		Silent bool   `json:"silent"`
 	} `json:"reasons"`
 }
 
-// sidecar gives the reasons why the sidecar is not ready; none when it is.
-func (p *prober) sidecar(ctx context.Context) []string {
+// sidecar gives the reasons why the sidecar is not ready; none when it is. silent says that they are no more than missing
+// answers.
+func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 	var answer readinessAnswer
 	status, err := p.getJSON(ctx, p.instance.StatusAddress().String(), "/healthz/ready?format=json", &answer)
 	if err != nil {
-		return []string{"sidecar does not answer yet: " + err.Error()}
+		return []string{"sidecar does not answer yet: " + err.Error()}, unanswered(err)
 	}
 	if status == http.StatusOK {
-		return nil
+		return nil, false
 	}
-	var reasons []string
+	silent = true
 	for _, r := range answer.Reasons {
 		if !r.Ready {
+			silent = silent && r.Silent
 			reasons = append(reasons, fmt.Sprintf("sidecar: %s: %s", r.Part, r.Reason))
 		}
 	}
 	if len(reasons) == 0 {
-		reasons = []string{fmt.Sprintf("sidecar answers %d", status)}
+		return []string{fmt.Sprintf("sidecar answers %d", status)}, false
 	}
-	return reasons
+	return reasons, silent
 }
 
-// application says why the application is not ready, or nothing when it is.
-func (p *prober) application(ctx context.Context) string {
+// application says why the application is not ready, or nothing when it is, and whether that is no more than a missing
+// answer.
+func (p *prober) application(ctx context.Context) (why string, silent bool) {
 	w := p.instance.workload
 	port := w.Readiness.Port
 	if port == 0 {
 		port = w.FirstPort()
 	}
 	if port == 0 || time.Since(p.answered) < appProbeInterval {
-		return ""
+		return "", false
 	}
 	address := net.JoinHostPort(p.instance.App.String(), strconv.Itoa(int(port)))
-	why := ""
 	if w.Readiness.Path != "" {
-		why = p.probeHTTP(ctx, address, w.Readiness.Path)
+		why, silent = p.probeHTTP(ctx, address, w.Readiness.Path)
 	} else if w.protocolOf(port) != "UDP" {
-		why = p.probeTCP(ctx, address)
+		why, silent = p.probeTCP(ctx, address)
 	}
 	if why == "" {
 		p.answered = time.Now()
 	} else {
 		p.answered = time.Time{}
 	}
-	return why
+	return why, silent
 }
 
 // forget has the application asked anew, after it was started again.
@@ -104,26 +107,26 @@ func (w *Workload) protocolOf(port uint16) string {
 	return ""
 }
 
-func (p *prober) probeTCP(ctx context.Context, address string) string {
+func (p *prober) probeTCP(ctx context.Context, address string) (why string, silent bool) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	conn, err := p.dial(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Sprintf("application does not listen on %s yet (%s): %v", address, p.bound(), cause(err))
+		return fmt.Sprintf("application does not listen on %s yet (%s): %v", address, p.bound(), cause(err)), unanswered(err)
 	}
 	_ = conn.Close()
-	return ""
+	return "", false
 }
 
-func (p *prober) probeHTTP(ctx context.Context, address, path string) string {
+func (p *prober) probeHTTP(ctx context.Context, address, path string) (why string, silent bool) {
 	status, err := p.getJSON(ctx, address, path, nil)
 	if err != nil {
-		return fmt.Sprintf("application does not answer at http://%s%s yet (%s): %v", address, path, p.bound(), err)
+		return fmt.Sprintf("application does not answer at http://%s%s yet (%s): %v", address, path, p.bound(), err), unanswered(err)
 	}
 	if status < 200 || status > 399 {
-		return fmt.Sprintf("application answers %d at http://%s%s", status, address, path)
+		return fmt.Sprintf("application answers %d at http://%s%s", status, address, path), false
 	}
-	return ""
+	return "", false
 }
 
 // bound says where the application has to be for its sidecar.

@@ -29,6 +29,7 @@ type runner struct {
 	late    bool
 	lost    bool // a process failed for good
 	reasons []string
+	silence silence
 	traffic rate
 }
 
@@ -103,7 +104,7 @@ func (r *runner) holdApp(ctx context.Context) bool {
 		return true
 	}
 	for {
-		if reasons := r.probe.sidecar(ctx); len(reasons) == 0 {
+		if reasons, _ := r.probe.sidecar(ctx); len(reasons) == 0 {
 			return true
 		}
 		select {
@@ -153,8 +154,10 @@ func (r *runner) watch(ctx context.Context, started func()) {
 		if ctx.Err() != nil {
 			return
 		}
-		interval := startingInterval
+		interval, borne := startingInterval, r.bears(seen, time.Now())
 		switch {
+		case borne:
+			interval = readyInterval
 		case len(seen.reasons) == 0:
 			if r.setReady() {
 				r.sample(ctx)
@@ -184,6 +187,7 @@ func (r *runner) watch(ctx context.Context, started func()) {
 // sight is what a look at an instance shows.
 type sight struct {
 	reasons  []string      // that keep it from being ready
+	silent   bool          // the reasons are no more than missing answers
 	lost     bool          // a process of it failed for good
 	unproven time.Duration // how long its application, which runs, has to go on for that to count
 }
@@ -191,18 +195,19 @@ type sight struct {
 func (r *runner) look(ctx context.Context) sight {
 	seen := r.lookAtApp(ctx)
 	agent := r.agent.snapshot()
-	reasons := r.lookAtAgent(ctx, agent)
+	reasons, silent := r.lookAtAgent(ctx, agent)
 	if len(reasons) > 0 {
 		seen.unproven = 0 // there is more to wait for
+		seen.silent = silent && (seen.silent || len(seen.reasons) == 0)
 	}
 	seen.reasons = append(seen.reasons, reasons...)
 	seen.lost = seen.lost || agent.State == ProcessFailed
 	return seen
 }
 
-func (r *runner) lookAtAgent(ctx context.Context, agent ProcessStatus) []string {
+func (r *runner) lookAtAgent(ctx context.Context, agent ProcessStatus) (reasons []string, silent bool) {
 	if why := agent.why(r.agent.what); why != "" {
-		return []string{why}
+		return []string{why}, false
 	}
 	return r.probe.sidecar(ctx)
 }
@@ -225,7 +230,7 @@ func (r *runner) lookAtApp(ctx context.Context) sight {
 			why = r.app.what + " has not run for long enough yet to count as ready without a port to ask"
 		}
 	default:
-		why = r.probe.application(ctx)
+		why, seen.silent = r.probe.application(ctx)
 	}
 	if why != "" {
 		seen.reasons = []string{why}

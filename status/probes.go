@@ -34,6 +34,8 @@ type PartReport struct {
 	Since time.Time `json:"since,omitzero"`
 	// Remedy says what a person can do.
 	Remedy string `json:"remedy,omitempty"`
+	// Silent: the part merely does not answer.
+	Silent bool `json:"silent,omitempty"`
 }
 
 // sightings remember since when each part is found to be well or not.
@@ -82,6 +84,7 @@ func (s *Server) report(kind string, checks []Check) Report {
 		report.Ready = report.Ready && how.OK
 		report.Reasons = append(report.Reasons, PartReport{
 			Part: c.Name, Ready: how.OK, Reason: how.Reason, Since: how.Since.UTC().Truncate(time.Millisecond), Remedy: how.Remedy,
+			Silent: how.Silent,
 		})
 	}
 	return report

@@ -14,6 +14,8 @@ type Condition struct {
 	Remedy string
 	// Since is when it came to be so; zero when the part does not know.
 	Since time.Time
+	// Silent: the part does not answer, which on a busy machine tells nothing of how it is.
+	Silent bool
 }
 
 // Well is the condition of a part of which there is nothing to tell.
