@@ -46,6 +46,9 @@ func (s scope) server(server *networking.Server) {
 		return
 	}
 	s.field("port").field("number").port(port.GetNumber())
+	if port.GetTargetPort() != 0 { //lint:ignore SA1019 the field is deprecated, and documents have it
+		s.field("port").field("targetPort").port(port.GetTargetPort())
+	}
 	if port.GetName() == "" {
 		s.field("port").field("name").refuse("", "the port has no name", "give it one that no other server of the Gateway has")
 	}
@@ -123,6 +126,7 @@ func (s scope) serverTLS(t *networking.ServerTLSSettings) {
 			s.warn("", "a certificate has no effect with mode "+t.GetMode().String(), "remove it, or use mode SIMPLE")
 		}
 	}
+	s.field("cipherSuites").ciphers(t.GetCipherSuites())
 	if low, high := t.GetMinProtocolVersion(), t.GetMaxProtocolVersion(); high != 0 && low > high {
 		s.field("minProtocolVersion").refuse(low, "above maxProtocolVersion", "swap them")
 	}

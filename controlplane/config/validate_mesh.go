@@ -17,7 +17,7 @@ var meshEffect = map[protoreflect.Name]bool{
 	"outbound_traffic_policy": true, "enable_auto_mtls": true, "trust_domain": true, "trust_domain_aliases": true,
 	"ca_certificates": true, "default_virtual_service_export_to": true, "default_destination_rule_export_to": true,
 	"root_namespace": true, "locality_lb_setting": true, "h2_upgrade_policy": true, "extension_providers": true,
-	"default_providers": true, "path_normalization": true, "default_http_retry_policy": true,
+	"default_providers": true, "path_normalization": true, "default_http_retry_policy": true, "mesh_mTLS": true, "tls_defaults": true,
 	// What follows is in force in any case: listeners have no log of their own, and agents merge metrics.
 	"disable_envoy_listener_log": true, "enable_prometheus_merge": true,
 }

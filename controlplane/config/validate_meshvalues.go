@@ -30,6 +30,8 @@ func (s scope) meshValues(mesh *meshconfig.MeshConfig) {
 	s.field("defaultHttpRetryPolicy").retries(mesh.GetDefaultHttpRetryPolicy())
 	s.field("localityLbSetting").localities(mesh.GetLocalityLbSetting())
 	s.field("defaultConfig").field("tracing").field("sampling").percent(mesh.GetDefaultConfig().GetTracing().GetSampling())
+	s.field("meshMTLS").meshTLS(mesh.GetMeshMTLS())
+	s.field("tlsDefaults").meshTLS(mesh.GetTlsDefaults())
 	s.field("accessLogFile").logPath(mesh.GetAccessLogFile())
 	for name, port := range map[string]int32{
 		"proxyListenPort": mesh.GetProxyListenPort(), "proxyInboundListenPort": mesh.GetProxyInboundListenPort(), "proxyHttpPort": mesh.GetProxyHttpPort(),

@@ -22,7 +22,6 @@ var withoutEffect = map[protoreflect.FullName]note{
 	"istio.networking.v1alpha3.ClientTLSSettings.ca_crl":                   {why: ": a certificate that was revoked would be trusted", remedy: "remove it, and the revoked certificate's issuer from caCertificates", unsafe: true},
 	"istio.networking.v1alpha3.ServerTLSSettings.ca_crl":                   {why: ": a certificate that was revoked would be trusted", remedy: "put it into a Secret as ca.crl, beside ca.crt, and name that: caCertCredentialName", unsafe: true},
 	"istio.networking.v1alpha3.Server.default_endpoint":                    {remedy: noSubstitute},
-	"istio.networking.v1alpha3.Port.target_port":                           {remedy: "set targetPort on the Service of the gateway workload"},
 	"istio.networking.v1alpha3.WorkloadEntry.network":                      {why: ": all networks are taken to reach one another", remedy: noSubstitute},
 
 	"istio.telemetry.v1alpha1.Metrics.reporting_interval":        {why: ": connections are counted when they open, and when they end", remedy: noSubstitute},

@@ -86,6 +86,10 @@ const customStep = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\
 
 const requestAuthenticationStep = "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: tokens, namespace: one}\nspec: {selector: {matchLabels: {app: a}}, jwtRules: [{issuer: i, jwksUri: 'https://i.example/keys'}]}"
 
+func pluginStep(namespace, more, url string) string {
+	return "apiVersion: extensions.istio.io/v1alpha1\nkind: WasmPlugin\nmetadata: {name: plugin, namespace: " + namespace + "}\nspec: {" + more + "url: '" + url + "'}"
+}
+
 // affectedSteps are changes, one after the other; a name alone is a removal.
 var affectedSteps = []string{
 	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-1, namespace: one}\nspec: {address: 127.203.20.1, serviceAccount: a, ports: {web: 8080}, labels: {app: a, version: v1, security.istio.io/tlsMode: istio}}",
@@ -136,6 +140,10 @@ var affectedSteps = []string{
 	"apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: b, namespace: two}\nspec: {hosts: [b], http: [{timeout: 1s, route: [{destination: {host: b}}]}]}",
 	"apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: b, namespace: two}\nspec: {hosts: [b], http: [{timeout: 2s, route: [{destination: {host: b}}]}]}",
 	"VirtualService two/b", "Sidecar one/a",
+	pluginStep("istio-system", "", "file:///one.wasm"), pluginStep("one", "selector: {matchLabels: {app: a}}, ", "file:///two.wasm"),
+	pluginStep("one", "selector: {matchLabels: {app: other}}, ", "file:///two.wasm"), pluginStep("one", "type: NETWORK, ", "file:///two.wasm"),
+	pluginStep("one", "match: [{mode: CLIENT}], ", "oci://registry.example/three:1"), pluginStep("edge", "targetRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: edge}], ", "file:///four.wasm"),
+	"WasmPlugin istio-system/plugin", "WasmPlugin one/plugin", "WasmPlugin edge/plugin",
 	"apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: auto, namespace: far}\nspec: {selector: {istio: edge}, servers: [{port: {number: 15443, name: tls, protocol: TLS}, hosts: [\"*.local\"], tls: {mode: AUTO_PASSTHROUGH}}]}",
 	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: b, namespace: two}\nspec: {host: b, subsets: [{name: v9, labels: {version: v9}}]}",
 	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: some, namespace: one}\nspec: {host: a, workloadSelector: {matchLabels: {app: a}}, trafficPolicy: {tls: {mode: DISABLE}, connectionPool: {tcp: {idleTimeout: 9s}}, loadBalancer: {consistentHash: {httpHeaderName: y}}}, subsets: [{name: v8, labels: {version: v8}}]}",

@@ -1,6 +1,8 @@
 package translate
 
 import (
+	"strings"
+
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	dfpclusterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/dynamic_forward_proxy/v3"
@@ -8,21 +10,27 @@ import (
 	dfpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/dynamic_forward_proxy/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
 // dnsCache is shared by the filter that resolves names and the clusters that connect to them: Envoy matches them by
-// name, and refuses caches of one name that differ.
-func dnsCache() *dfpcommonv3.DnsCacheConfig {
-	return &dfpcommonv3.DnsCacheConfig{Name: "outside", DnsLookupFamily: clusterv3.Cluster_V4_PREFERRED}
+// name, and refuses caches of one name that differ, also from those that it had before.
+func dnsCache(family clusterv3.Cluster_DnsLookupFamily) *dfpcommonv3.DnsCacheConfig {
+	name := "outside"
+	if family != clusterv3.Cluster_V4_PREFERRED {
+		name += "_" + strings.ToLower(family.String())
+	}
+	return &dfpcommonv3.DnsCacheConfig{Name: name, DnsLookupFamily: family}
 }
 
 // forwardByName makes a cluster connect to whatever host the request names.
-func forwardByName(cluster *clusterv3.Cluster) {
+func forwardByName(cluster *clusterv3.Cluster, family clusterv3.Cluster_DnsLookupFamily) {
 	cluster.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
 	cluster.ClusterDiscoveryType = &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{
 		Name: "envoy.clusters.dynamic_forward_proxy",
 		TypedConfig: anyOf(&dfpclusterv3.ClusterConfig{
-			ClusterImplementationSpecifier: &dfpclusterv3.ClusterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache()},
+			ClusterImplementationSpecifier: &dfpclusterv3.ClusterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache(family)},
 		}),
 	}}
 	options := plainHTTPOptions(false)
@@ -36,8 +44,8 @@ func allowByName(options *httpv3.HttpProtocolOptions) {
 	options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: true}
 }
 
-func forwardByNameFilter() *hcmv3.HttpFilter {
+func (p *Proxy) forwardByNameFilter() *hcmv3.HttpFilter {
 	return httpFilter("envoy.filters.http.dynamic_forward_proxy", &dfpv3.FilterConfig{
-		ImplementationSpecifier: &dfpv3.FilterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache()},
+		ImplementationSpecifier: &dfpv3.FilterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache(p.dnsFamily(registry.Passthrough))},
 	})
 }

@@ -127,6 +127,8 @@ type outbound struct {
 	instances *snapshot.Instances
 	// byAddress: the caller's destination is known as an address (its connection was captured), not as a name.
 	byAddress bool
+	// family is which addresses it looks up, where names are part of the cluster.
+	family clusterv3.Cluster_DnsLookupFamily
 	// near is where the caller is, if its endpoints are chosen by that.
 	near string
 }
@@ -158,9 +160,10 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 	c := outbound{svc: svc, port: port, rule: rule, mesh: s.Mesh, facts: instances.Facts(port)}
 	switch svc.Resolution {
 	case registry.DNS, registry.DNSRoundRobin:
-		c.instances = instances
+		c.instances, c.family = instances, p.dnsFamily(svc.Resolution)
 	case registry.Passthrough:
 		c.byAddress = p.Interception == Redirect && p.Type == Sidecar
+		c.family = p.dnsFamily(svc.Resolution)
 	case registry.Static:
 		// Bytes go to the very workload that the caller chose; requests are balanced, as rules for their hosts have it.
 		declared, _ := svc.Port(port)
@@ -227,7 +230,7 @@ func (c outbound) discover(cluster *clusterv3.Cluster) {
 	case registry.DNS, registry.DNSRoundRobin:
 		assignment := c.assignment(c.instances)
 		cluster.LoadAssignment = assignment
-		cluster.DnsLookupFamily = clusterv3.Cluster_V4_PREFERRED
+		cluster.DnsLookupFamily = c.family
 		refreshNames(cluster)
 		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
 		// Envoy takes a logical DNS cluster with one name only.
@@ -238,7 +241,7 @@ func (c outbound) discover(cluster *clusterv3.Cluster) {
 		if c.byAddress {
 			originalDestination(cluster)
 		} else {
-			forwardByName(cluster)
+			forwardByName(cluster, c.family)
 		}
 	case registry.Static:
 		if c.byAddress {
@@ -248,6 +251,18 @@ func (c outbound) discover(cluster *clusterv3.Cluster) {
 		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS}
 		cluster.EdsClusterConfig = &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads()}
 	}
+}
+
+// dnsFamily is which of a name's addresses a proxy wants. Where both families are at hand, the one that answers first is
+// taken; with all addresses as endpoints of their own nothing tells which of them can be reached, and IPv4 is taken first.
+func (p *Proxy) dnsFamily(how registry.Resolution) clusterv3.Cluster_DnsLookupFamily {
+	switch {
+	case !p.IPv4:
+		return clusterv3.Cluster_AUTO
+	case p.IPv6 && how != registry.DNS:
+		return clusterv3.Cluster_ALL
+	}
+	return clusterv3.Cluster_V4_PREFERRED
 }
 
 // refreshNames asks again when the answer's time is over, or every minute when it has none. Envoy's newer way to say so is

@@ -116,7 +116,7 @@ func (c outbound) meshContext(port registry.Port, traffic snapshot.Traffic, sett
 	if sni == "" {
 		sni = sniName(c.svc.Hostname, c.subset, c.port)
 	}
-	common := meshCertificates()
+	common := meshCertificates(c.mesh)
 	common.ValidationContextType = meshValidation(c.identities(traffic))
 	common.AlpnProtocols = c.meshALPN(port, traffic)
 	return &tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: sni}
@@ -145,7 +145,7 @@ func originates(settings *networking.ClientTLSSettings) bool {
 
 // originate is TLS to a server that is not of the mesh.
 func (c outbound) originate(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) upstreamSecurity {
-	common := &tlsv3.CommonTlsContext{TlsParams: tlsVersions()}
+	common := &tlsv3.CommonTlsContext{TlsParams: tlsWithin(c.mesh.GetTlsDefaults())}
 	if settings.GetMode() == networking.ClientTLSSettings_MUTUAL {
 		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{
 			sdsSecret(fileCertificate(settings.GetClientCertificate(), settings.GetPrivateKey())),

@@ -10,6 +10,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -103,7 +104,7 @@ func (v view) servers() []server {
 	for _, gw := range v.s.Gateways(v.p.Labels) {
 		seen := map[string]int{}
 		for _, spec := range gw.Spec.GetServers() {
-			s := server{gw: gw, spec: spec, port: v.listenPort(spec.GetPort().GetNumber())}
+			s := server{gw: gw, spec: spec, port: v.listenPort(spec.GetPort())}
 			key := fmt.Sprint(spec.GetPort().GetNumber(), " ", s.name())
 			s.nth = seen[key]
 			seen[key]++
@@ -114,8 +115,14 @@ func (v view) servers() []server {
 	return out
 }
 
-// listenPort is where the router's own Service sends what arrives at a port of it; the port itself when no Service has it.
-func (v view) listenPort(number uint32) uint32 {
+// listenPort is where what arrives at a server's port is sent to: where the Gateway says, or else the router's own Service;
+// the port itself when neither does.
+func (v view) listenPort(p *networking.Port) uint32 {
+	number := p.GetNumber()
+	//lint:ignore SA1019 the field is deprecated, and documents have it
+	if target := p.GetTargetPort(); target != 0 {
+		return target
+	}
 	for _, svc := range v.s.LocalServices(v.p.Namespace, v.p.Labels) {
 		if port, ok := svc.Port(number); ok {
 			if target := v.targetPort(svc, port); target != 0 {
@@ -184,8 +191,11 @@ func (v view) gatewayListener(at netip.AddrPort, servers []server) *listenerv3.L
 	if len(l.FilterChains) == 0 {
 		return nil
 	}
+	if v.topology().GetProxyProtocol() != nil {
+		l.ListenerFilters = append(l.ListenerFilters, listenerFilter("envoy.filters.listener.proxy_protocol", &proxyprotocolv3.ProxyProtocol{}))
+	}
 	if tls {
-		l.ListenerFilters = []*listenerv3.ListenerFilter{tlsInspector()}
+		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
 	}
 	return l
 }

@@ -19,13 +19,13 @@ func (v view) gatewayTLS(s server) *corev3.TransportSocket {
 
 // endTLS ends TLS as the settings of a server say.
 func (v view) endTLS(settings *networking.ServerTLSSettings, http bool) *corev3.TransportSocket {
-	common := &tlsv3.CommonTlsContext{TlsParams: serverVersions(settings), AlpnProtocols: inboundHTTPProtocol}
+	common := &tlsv3.CommonTlsContext{TlsParams: v.serverVersions(settings), AlpnProtocols: inboundHTTPProtocol}
 	if !http {
 		common.AlpnProtocols = nil
 	}
 	context := &tlsv3.DownstreamTlsContext{CommonTlsContext: common, RequireClientCertificate: boolean(false)}
 	if settings.GetMode() == networking.ServerTLSSettings_ISTIO_MUTUAL {
-		common.TlsCertificateSdsSecretConfigs = meshCertificates().TlsCertificateSdsSecretConfigs
+		common.TlsCertificateSdsSecretConfigs = meshCertificates(v.s.Mesh).TlsCertificateSdsSecretConfigs
 		common.ValidationContextType = validateWith(rootSecret, exactNames(settings.GetSubjectAltNames()))
 		context.RequireClientCertificate = boolean(true)
 		return serverTLS(context)
@@ -90,15 +90,22 @@ func clientValidation(root *tlsv3.SdsSecretConfig, settings *networking.ServerTL
 	return out
 }
 
-func serverVersions(settings *networking.ServerTLSSettings) *tlsv3.TlsParameters {
-	out := tlsVersions()
+// serverVersions are what a server says of TLS, and where it says nothing, what the mesh does.
+func (v view) serverVersions(settings *networking.ServerTLSSettings) *tlsv3.TlsParameters {
+	out := tlsWithin(v.s.Mesh.GetTlsDefaults())
+	if settings.GetMode() == networking.ServerTLSSettings_ISTIO_MUTUAL {
+		out = tlsWithin(v.s.Mesh.GetMeshMTLS())
+	}
 	if v := settings.GetMinProtocolVersion(); v != networking.ServerTLSSettings_TLS_AUTO {
 		out.TlsMinimumProtocolVersion = tlsVersion(v)
 	}
 	if v := settings.GetMaxProtocolVersion(); v != networking.ServerTLSSettings_TLS_AUTO {
 		out.TlsMaximumProtocolVersion = tlsVersion(v)
 	}
-	out.CipherSuites = settings.GetCipherSuites()
+	if ciphers := settings.GetCipherSuites(); len(ciphers) > 0 {
+		out.CipherSuites = ciphers
+	}
+	out.TlsMinimumProtocolVersion = min(out.TlsMinimumProtocolVersion, out.TlsMaximumProtocolVersion) // the server's own word counts
 	return out
 }
 

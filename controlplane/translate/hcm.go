@@ -58,13 +58,18 @@ func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 	return networkFilter("envoy.filters.network.http_connection_manager", m)
 }
 
+// topology is what is known of the proxies before a gateway.
+func (v view) topology() *meshconfig.Topology {
+	if v.p.Topology != nil {
+		return v.p.Topology
+	}
+	return v.s.Mesh.GetDefaultConfig().GetGatewayTopology()
+}
+
 // behind has a gateway believe what the proxies before it, which its ProxyConfig tells of, say of callers: whose address is
 // looked for so many places from the end of X-Forwarded-For, and what becomes of their certificates' header.
 func (v view) behind(m *hcmv3.HttpConnectionManager) {
-	topology := v.p.Topology
-	if topology == nil {
-		topology = v.s.Mesh.GetDefaultConfig().GetGatewayTopology()
-	}
+	topology := v.topology()
 	m.XffNumTrustedHops = topology.GetNumTrustedProxies()
 	if how := topology.GetForwardClientCertDetails(); how != meshconfig.ForwardClientCertDetails_UNDEFINED {
 		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_ForwardClientCertDetails(
@@ -104,7 +109,7 @@ func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 		out = append(out, callerFilters()...)
 	}
 	if t.byName {
-		out = append(out, forwardByNameFilter())
+		out = append(out, v.p.forwardByNameFilter())
 	}
 	out = append(out, v.pluginFilters(t, extensions.PluginPhase_UNSPECIFIED_PHASE)...)
 	if v.p.OnDemand && t.side == outboundSide {

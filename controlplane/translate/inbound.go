@@ -268,7 +268,7 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 
 // inboundTLS shows the workload's certificate and wants one of the mesh.
 func (v view) inboundTLS(port inboundPort) *corev3.TransportSocket {
-	common := meshCertificates()
+	common := meshCertificates(v.s.Mesh)
 	domains := append([]string{v.s.Mesh.GetTrustDomain()}, v.s.Mesh.GetTrustDomainAliases()...)
 	names := make([]*tlsv3.SubjectAltNameMatcher, 0, len(domains))
 	for _, d := range domains {

@@ -174,7 +174,7 @@ func (none) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
 		out = append(out, c)
 	}
 	passthrough := &clusterv3.Cluster{Name: PassthroughCluster, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil)}
-	forwardByName(passthrough)
+	forwardByName(passthrough, p.dnsFamily(registry.Passthrough))
 	return append(out, passthrough, blackHole(s))
 }
 

@@ -4,6 +4,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
 // The names under which the agent serves the mesh's own certificate and its roots.
@@ -51,10 +52,20 @@ func tlsVersions() *tlsv3.TlsParameters {
 	}
 }
 
+// tlsWithin are they, as the mesh's configuration narrows them: meshMTLS for its own TLS, tlsDefaults for all other.
+func tlsWithin(c *meshconfig.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
+	out := tlsVersions()
+	if c.GetMinProtocolVersion() == meshconfig.MeshConfig_TLSConfig_TLSV1_3 {
+		out.TlsMinimumProtocolVersion = tlsv3.TlsParameters_TLSv1_3
+	}
+	out.CipherSuites, out.EcdhCurves = c.GetCipherSuites(), c.GetEcdhCurves()
+	return out
+}
+
 // meshCertificates is a TLS context that shows the workload's certificate.
-func meshCertificates() *tlsv3.CommonTlsContext {
+func meshCertificates(mesh *meshconfig.MeshConfig) *tlsv3.CommonTlsContext {
 	return &tlsv3.CommonTlsContext{
-		TlsParams:                      tlsVersions(),
+		TlsParams:                      tlsWithin(mesh.GetMeshMTLS()),
 		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{sdsSecret(workloadSecret)},
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
@@ -41,11 +43,16 @@ type world struct {
 }
 
 func newWorld(t *testing.T, version string, network int, documents ...string) *world {
+	return newWorldOf(t, nil, version, network, documents...)
+}
+
+// newWorldOf is newWorld with a configuration of the mesh.
+func newWorldOf(t *testing.T, mesh *meshconfig.MeshConfig, version string, network int, documents ...string) *world {
 	w := &world{version: version, network: network, plane: newPlane(t)}
 	for i, d := range documents {
 		documents[i] = w.text(d)
 	}
-	w.testMesh = newTestMesh(t, nil, documents...)
+	w.testMesh = newTestMesh(t, mesh, documents...)
 	w.plane.push(state{snap: w.snap}, snapshot.Change{Full: true})
 	return w
 }

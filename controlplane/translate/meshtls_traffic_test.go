@@ -1,0 +1,111 @@
+package translate_test
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+const edgeNode = "router edge.back NET.4.1 istio=edge"
+
+// shake opens a connection of TLS, after what is to be said before it, and gives the version it has.
+func (w *world) shake(address, before string, config *tls.Config) (*tls.Conn, error) {
+	raw, err := net.DialTimeout("tcp", w.text(address), 10*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	w.t.Cleanup(func() { _ = raw.Close() })
+	_ = raw.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.WriteString(raw, before); err != nil {
+		return nil, err
+	}
+	config.InsecureSkipVerify = true
+	conn := tls.Client(raw, config)
+	return conn, conn.Handshake()
+}
+
+// shaken polls until handshakes succeed, or fail, as they should.
+func (w *world) shaken(want bool, address, before string, config *tls.Config) *tls.Conn {
+	w.t.Helper()
+	var conn *tls.Conn
+	eventually(w.t, func() string {
+		c, err := w.shake(address, before, config.Clone())
+		if conn = c; (err == nil) != want {
+			return fmt.Sprintf("handshake with %s: %v", address, err)
+		}
+		return ""
+	})
+	return conn
+}
+
+// meshMTLS holds for the mesh's own TLS and tlsDefaults for all other; behind a proxy that says so, connections to a gateway
+// begin with who called, at the port that the Gateway names as its own.
+func TestMeshSaysWhichTLSAndWhoIsBeforeItsGateways(t *testing.T) {
+	bothEnvoys(t, 176001, func(t *testing.T, version string, network int) {
+		mesh := snapshot.WithDefaults(nil)
+		mesh.MeshMTLS = &meshconfig.MeshConfig_TLSConfig{MinProtocolVersion: meshconfig.MeshConfig_TLSConfig_TLSV1_3}
+		mesh.TlsDefaults = &meshconfig.MeshConfig_TLSConfig{CipherSuites: []string{"ECDHE-ECDSA-AES256-GCM-SHA384"}, EcdhCurves: []string{"P-384"}}
+		mesh.DefaultConfig = &meshconfig.ProxyConfig{GatewayTopology: &meshconfig.Topology{ProxyProtocol: &meshconfig.Topology_ProxyProtocolConfiguration{}}}
+		w := newWorldOf(t, mesh, version, network, pair, `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: back}
+spec:
+  selector: {istio: edge}
+  servers:
+  - {port: {number: 443, targetPort: 8443, name: https, protocol: HTTPS}, hosts: [shop.example.com], tls: {mode: SIMPLE, serverCertificate: /a, privateKey: /b}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: edge, namespace: back}
+spec: {hosts: [shop.example.com], gateways: [edge], http: [{route: [{destination: {host: server, port: {number: 80}}}]}]}
+`)
+		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(rw, "for=%s", r.Header.Get("X-Forwarded-For"))
+		})
+		w.proxy(serverNode, "back/server")
+		w.proxy(clientNode, "front/client")
+		w.proxy(edgeNode, "back/edge")
+
+		w.expect(200, "for=", func() answer { return w.through(clientPort, serverURL) }) // sidecars agree
+		cert, key := w.plane.ca.issue("spiffe://cluster.local/ns/front/sa/client")
+		pair, err := tls.X509KeyPair(cert, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mine := &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"istio-http/1.1", "http/1.1"}}
+		w.shaken(true, "NET.2.1:8080", "", mine)
+		older := mine.Clone()
+		older.MaxVersion = tls.VersionTLS12
+		w.shaken(false, "NET.2.1:8080", "", older)
+
+		const caller = "PROXY TCP4 192.0.2.7 192.0.2.8 1234 443\r\n"
+		browser := &tls.Config{ServerName: "shop.example.com", MaxVersion: tls.VersionTLS12, CurvePreferences: []tls.CurveID{tls.CurveP384, tls.CurveP256}}
+		conn := w.shaken(true, "NET.4.1:8443", caller, browser)
+		if got := conn.ConnectionState().CipherSuite; got != tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384 {
+			t.Errorf("the cipher suite is %s", tls.CipherSuiteName(got))
+		}
+		fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: shop.example.com\r\nConnection: close\r\n\r\n")
+		body, err := io.ReadAll(bufio.NewReader(conn))
+		if !strings.Contains(string(body), "for=192.0.2.7") {
+			t.Errorf("the application does not hear who called: %v %s", err, body)
+		}
+		w.shaken(false, "NET.4.1:8443", "", browser) // without the header nobody comes in
+		other := browser.Clone()
+		other.CurvePreferences = []tls.CurveID{tls.CurveP256}
+		w.shaken(false, "NET.4.1:8443", caller, other)
+		other = browser.Clone()
+		other.CipherSuites = []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}
+		w.shaken(false, "NET.4.1:8443", caller, other)
+	})
+}
