@@ -1,6 +1,7 @@
 package sds
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -115,5 +116,30 @@ func TestRevocationListOutOfDateIsReported(t *testing.T) {
 	clock.jump(2 * time.Hour)
 	if ok, reason := server.Health(); !ok || !strings.Contains(reason, "has ended") {
 		t.Errorf("%v, %q", ok, reason)
+	}
+}
+
+// Roots and lists of what they have revoked go by one name; without the lists nobody is trusted.
+func TestListsBesideRootsAreFollowed(t *testing.T) {
+	dir, root := t.TempDir(), testpki.New(t, "root")
+	write(t, dir+"/roots", root.PEM())
+	server := startServer(t, Config{})
+	stream := sotwStream(t, server)
+	name := "file-root:" + dir + "/roots~crl:" + dir + "/crl"
+	stream.ask("", name)
+	testenv.Eventually(t, "the missing lists are told of", func() error {
+		if _, reason := server.Health(); !strings.Contains(reason, dir+"/crl") {
+			return errors.New(reason)
+		}
+		return nil
+	})
+	for _, list := range [][]byte{revoke(t, root), revoke(t, root, big.NewInt(7))} {
+		write(t, dir+"/crl", list)
+		got := stream.next()
+		context := decode(t, got.Resources[0]).GetValidationContext()
+		if !bytes.Equal(context.GetCrl().GetInlineBytes(), list) || !context.GetOnlyVerifyLeafCertCrl() || len(context.GetTrustedCa().GetInlineBytes()) == 0 {
+			t.Errorf("%v", context)
+		}
+		stream.ask(got.Nonce, name)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -94,5 +95,8 @@ func (e *entry) make(m Material, x extras) (*secret, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.roots, err)
 	}
-	return rootSecret(e.name, m.Roots, crl, nil)
+	context := trustedRoots(m.Roots, slices.Concat(m.Revoked, crl))
+	// Who gives a list for some roots need not have one for every authority between them and the certificate.
+	context.OnlyVerifyLeafCertCrl = len(m.Revoked) > 0 && len(crl) == 0
+	return trustSecret(e.name, context, nil)
 }

@@ -23,6 +23,8 @@ const (
 	certPrefix = "file-cert:"
 	rootPrefix = "file-root:"
 	systemRoot = "system"
+	// revokedInfix stands between roots and lists of what they have revoked. Istio's control plane has no name for both.
+	revokedInfix = "~crl:"
 )
 
 // systemBundles are where the distributions keep the system's roots.
@@ -57,10 +59,18 @@ func certificateSecret(name string, m Material, provider *KeyProvider) (*secret,
 
 // rootSecret has the roots, lists of what is revoked, and, where trust domains have roots of their own, which those are.
 func rootSecret(name string, roots, crl []byte, domains map[string][]byte) (*secret, error) {
+	return trustSecret(name, trustedRoots(roots, crl), domains)
+}
+
+func trustedRoots(roots, crl []byte) *tlsv3.CertificateValidationContext {
 	context := &tlsv3.CertificateValidationContext{TrustedCa: inline(roots)}
 	if len(crl) > 0 {
 		context.Crl = inline(crl)
 	}
+	return context
+}
+
+func trustSecret(name string, context *tlsv3.CertificateValidationContext, domains map[string][]byte) (*secret, error) {
 	if len(domains) > 0 {
 		validator, err := domainValidator(domains)
 		if err != nil {
@@ -102,8 +112,8 @@ func newSecret(s *tlsv3.Secret) (*secret, error) {
 // files are what a name of a file resource stands for.
 type files struct {
 	name string
-	// cert and key are set for a certificate, roots for roots.
-	cert, key, roots string
+	// cert and key are set for a certificate, roots for roots, and revoked with them where lists go with those.
+	cert, key, roots, revoked string
 }
 
 // parseName takes the name of a file resource apart.
@@ -115,10 +125,15 @@ func parseName(name string) (files, error) {
 			return files{}, fmt.Errorf("the secret name %q is not %s<certificate>~<key>", name, certPrefix)
 		}
 		return files{name: name, cert: cert, key: key}, nil
-	case name == rootPrefix+systemRoot:
-		return files{name: name, roots: systemBundle()}, nil
-	case strings.HasPrefix(name, rootPrefix) && len(name) > len(rootPrefix):
-		return files{name: name, roots: name[len(rootPrefix):]}, nil
+	case strings.HasPrefix(name, rootPrefix):
+		roots, revoked, listed := strings.Cut(name[len(rootPrefix):], revokedInfix)
+		if roots == "" || listed && revoked == "" {
+			return files{}, fmt.Errorf("the secret name %q is not %s<roots> or %[2]s<roots>%s<revocation lists>", name, rootPrefix, revokedInfix)
+		}
+		if roots == systemRoot {
+			roots = systemBundle()
+		}
+		return files{name: name, roots: roots, revoked: revoked}, nil
 	}
 	return files{}, fmt.Errorf("the secret name %q is not known: it is none of %s, %s, %s<certificate>~<key>, %s<roots>, %s%s",
 		name, DefaultName, RootName, certPrefix, rootPrefix, rootPrefix, systemRoot)
@@ -135,7 +150,10 @@ func systemBundle() string {
 
 // paths are the files to watch.
 func (f files) paths() []string {
-	if f.roots != "" {
+	switch {
+	case f.revoked != "":
+		return []string{f.roots, f.revoked}
+	case f.roots != "":
 		return []string{f.roots}
 	}
 	return []string{f.cert, f.key}
@@ -143,11 +161,22 @@ func (f files) paths() []string {
 
 // read reads and checks the files.
 func (f files) read() (Material, error) {
-	if f.roots != "" {
-		roots, err := readRoots(f.roots)
+	if f.roots == "" {
+		return readPair(f.cert, f.key)
+	}
+	roots, err := readRoots(f.roots)
+	if err != nil || f.revoked == "" {
 		return Material{Roots: roots}, err
 	}
-	return readPair(f.cert, f.key)
+	// Lists that were asked for and are not there are no reason to trust everybody.
+	lists, err := readBounded(f.revoked)
+	if err == nil {
+		_, err = parseRevocations(lists)
+	}
+	if err != nil {
+		return Material{}, fmt.Errorf("%s: %w", f.revoked, err)
+	}
+	return Material{Roots: roots, Revoked: lists}, nil
 }
 
 func readRoots(path string) ([]byte, error) {

@@ -427,7 +427,7 @@ func secondsLeft(t *testing.T, registry *prometheus.Registry) float64 {
 
 // FuzzName holds any name against the parser: what it accepts has files to watch.
 func FuzzName(f *testing.F) {
-	for _, seed := range []string{"file-cert:a~b", "file-cert:a~b~c", "file-root:", "file-root:system", "default", "~"} {
+	for _, seed := range []string{"file-cert:a~b", "file-cert:a~b~c", "file-root:", "file-root:system", "file-root:a~crl:b", "file-root:~crl:", "default", "~"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, name string) {

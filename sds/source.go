@@ -43,6 +43,8 @@ type Material struct {
 	Key PrivateKey
 	// Roots are the certificates that peers' have to lead to, in PEM.
 	Roots []byte
+	// Revoked are lists of certificates under Roots that are not to be trusted any more, in PEM; nil where none were asked for.
+	Revoked []byte
 	// Domains are the roots by trust domain, in PEM, where a certificate has to lead to one of its own domain's; nil where
 	// any of Roots will do.
 	Domains map[string][]byte
@@ -52,6 +54,7 @@ type Material struct {
 
 func (m Material) equal(o Material) bool {
 	return bytes.Equal(m.Chain, o.Chain) && bytes.Equal(m.Key, o.Key) && bytes.Equal(m.Roots, o.Roots) &&
+		bytes.Equal(m.Revoked, o.Revoked) &&
 		maps.EqualFunc(m.Domains, o.Domains, bytes.Equal)
 }
 

@@ -185,6 +185,7 @@ func (s scope) clientTLS(t *networking.ClientTLSSettings) {
 	if t == nil {
 		return
 	}
+	s.clientRevocations(t)
 	files := map[string]string{"clientCertificate": t.GetClientCertificate(), "privateKey": t.GetPrivateKey(), "caCertificates": t.GetCaCertificates()}
 	switch t.GetMode() {
 	case networking.ClientTLSSettings_MUTUAL:
@@ -201,6 +202,22 @@ func (s scope) clientTLS(t *networking.ClientTLSSettings) {
 				s.field(name).warn(file, "has no effect with mode DISABLE", "remove it, or set the mode: SIMPLE, MUTUAL or ISTIO_MUTUAL")
 			}
 		}
+	}
+}
+
+// clientRevocations checks that lists of what is revoked are looked at.
+func (s scope) clientRevocations(t *networking.ClientTLSSettings) {
+	at, crl := s.field("caCrl"), t.GetCaCrl()
+	switch {
+	case crl == "":
+	case t.GetCredentialName() != "":
+		at.refuse(crl, "not taken beside credentialName: a certificate that was revoked would be trusted", "put the list into the Secret, as ca.crl")
+	case t.GetMode() == networking.ClientTLSSettings_ISTIO_MUTUAL:
+		at.refuse(crl, "not taken for the mesh's own certificates: one that was revoked would be trusted", "give agents the list, as ca-crl.pem")
+	case t.GetInsecureSkipVerify().GetValue():
+		at.refuse(crl, "without verification any certificate is trusted, a revoked one too", "remove insecureSkipVerify")
+	default:
+		at.filePath(crl)
 	}
 }
 

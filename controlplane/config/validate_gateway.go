@@ -126,6 +126,7 @@ func (s scope) serverTLS(t *networking.ServerTLSSettings) {
 			s.warn("", "a certificate has no effect with mode "+t.GetMode().String(), "remove it, or use mode SIMPLE")
 		}
 	}
+	s.serverRevocations(t)
 	s.field("cipherSuites").ciphers(t.GetCipherSuites())
 	if low, high := t.GetMinProtocolVersion(), t.GetMaxProtocolVersion(); high != 0 && low > high {
 		s.field("minProtocolVersion").refuse(low, "above maxProtocolVersion", "swap them")
@@ -155,6 +156,28 @@ func (s scope) serverFiles(t *networking.ServerTLSSettings) {
 		}
 	}
 	s.clientAuthorities(t)
+}
+
+// serverRevocations checks that lists of what is revoked are looked at.
+func (s scope) serverRevocations(t *networking.ServerTLSSettings) {
+	at, crl := s.field("caCrl"), t.GetCaCrl()
+	mutual := t.GetMode() == networking.ServerTLSSettings_MUTUAL || t.GetMode() == networking.ServerTLSSettings_OPTIONAL_MUTUAL
+	switch {
+	case crl == "":
+	case !mutual:
+		at.refuse(crl, "only callers with certificates of their own (MUTUAL, OPTIONAL_MUTUAL) are held against it: one that was revoked would be let in", "set the mode, or remove it")
+	case t.GetCaCertificates() == "":
+		at.refuse(crl, "not taken beside Secrets: a caller whose certificate was revoked would be let in", "put the list into the Secret, as ca.crl, beside ca.crt")
+	default:
+		at.filePath(crl)
+	}
+}
+
+// filePath checks the path of a file that an agent is to read.
+func (s scope) filePath(path string) {
+	if strings.ContainsAny(path, "\r\n\x00") {
+		s.refuse(path, "not the path of a file", "write it on one line")
+	}
 }
 
 // maxCredentials is how many certificates a server shows, of which the client's abilities choose: one of each sort of key.

@@ -19,13 +19,11 @@ var withoutEffect = map[protoreflect.FullName]note{
 	"istio.networking.v1alpha3.HTTPFaultInjection.Delay.exponential_delay": {remedy: "use fixedDelay"},
 
 	"istio.networking.v1alpha3.LoadBalancerSettings.zone_aware_lb_setting": {why: ": zones are told apart by localityLbSetting", remedy: noSubstitute},
-	"istio.networking.v1alpha3.ClientTLSSettings.ca_crl":                   {why: ": a certificate that was revoked would be trusted", remedy: "remove it, and the revoked certificate's issuer from caCertificates", unsafe: true},
-	"istio.networking.v1alpha3.ServerTLSSettings.ca_crl":                   {why: ": a certificate that was revoked would be trusted", remedy: "put it into a Secret as ca.crl, beside ca.crt, and name that: caCertCredentialName", unsafe: true},
 	"istio.networking.v1alpha3.Server.default_endpoint":                    {remedy: noSubstitute},
 	"istio.networking.v1alpha3.WorkloadEntry.network":                      {why: ": all networks are taken to reach one another", remedy: noSubstitute},
 
 	"istio.telemetry.v1alpha1.Metrics.reporting_interval":        {why: ": connections are counted when they open, and when they end", remedy: noSubstitute},
-	"istio.extensions.v1alpha1.WasmPlugin.verification_key":      {why: ": signatures of modules are not verified", remedy: "pin the module by sha256"},
+	"istio.extensions.v1alpha1.WasmPlugin.verification_key":      {why: ": a module without its signature would run", remedy: "pin the module by sha256", unsafe: true},
 	"istio.extensions.v1alpha1.WasmPlugin.image_pull_secret":     {why: ": modules are fetched without credentials", remedy: "serve the module where it needs none, or from file:///…"},
 	"istio.networking.v1beta1.ProxyConfig.environment_variables": {why: ": the environment of a proxy is its agent's", remedy: "set them for the agent"},
 	"istio.networking.v1beta1.ProxyConfig.image":                 {why: ": nothing is injected here", remedy: noSubstitute},

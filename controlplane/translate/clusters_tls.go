@@ -152,7 +152,7 @@ func (c outbound) originate(port registry.Port, traffic snapshot.Traffic, settin
 		}
 	}
 	if !settings.GetInsecureSkipVerify().GetValue() {
-		common.ValidationContextType = validateWith(fileRoot(settings.GetCaCertificates()), exactNames(settings.GetSubjectAltNames()))
+		common.ValidationContextType = validateWith(fileRoot(settings.GetCaCertificates(), settings.GetCaCrl()), exactNames(settings.GetSubjectAltNames()))
 	}
 	if c.speaksHTTP2(port, traffic, upstreamSecurity{}) && port.Protocol.IsHTTP() {
 		common.AlpnProtocols = []string{"h2"}

@@ -271,9 +271,13 @@ func (s *secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSec
 
 func (s *secrets) secret(name string) *tlsv3.Secret {
 	if name == "ROOTCA" || strings.HasPrefix(name, "file-root:") {
-		return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{
-			ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline(s.ca.pem)},
-		}}
+		context := &tlsv3.CertificateValidationContext{TrustedCa: inline(s.ca.pem)}
+		if _, file, listed := strings.Cut(name, "~crl:"); listed {
+			if lists, err := os.ReadFile(file); err == nil {
+				context.Crl, context.OnlyVerifyLeafCertCrl = inline(lists), true
+			}
+		}
+		return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{ValidationContext: context}}
 	}
 	cert, key := s.ca.issue(s.id)
 	return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{

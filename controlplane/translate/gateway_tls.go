@@ -76,7 +76,7 @@ func (v view) clientAuthorities(settings *networking.ServerTLSSettings) *tlsv3.S
 		return kubernetesSecret(name + authoritySuffix)
 	}
 	if ca := settings.GetCaCertificates(); ca != "" && ca != systemRoots {
-		return sdsSecret(fileRoot(ca))
+		return sdsSecret(fileRoot(ca, settings.GetCaCrl()))
 	}
 	return nil // whoever has a public authority's certificate would be let in
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -56,7 +58,8 @@ func TestMeshSaysWhichTLSAndWhoIsBeforeItsGateways(t *testing.T) {
 		mesh.MeshMTLS = &meshconfig.MeshConfig_TLSConfig{MinProtocolVersion: meshconfig.MeshConfig_TLSConfig_TLSV1_3}
 		mesh.TlsDefaults = &meshconfig.MeshConfig_TLSConfig{CipherSuites: []string{"ECDHE-ECDSA-AES256-GCM-SHA384"}, EcdhCurves: []string{"P-384"}}
 		mesh.DefaultConfig = &meshconfig.ProxyConfig{GatewayTopology: &meshconfig.Topology{ProxyProtocol: &meshconfig.Topology_ProxyProtocolConfiguration{}}}
-		w := newWorldOf(t, mesh, version, network, pair, `
+		lists := filepath.Join(t.TempDir(), "crl")
+		w := newWorldOf(t, mesh, version, network, pair, strings.ReplaceAll(`
 apiVersion: networking.istio.io/v1
 kind: Gateway
 metadata: {name: edge, namespace: back}
@@ -64,12 +67,16 @@ spec:
   selector: {istio: edge}
   servers:
   - {port: {number: 443, targetPort: 8443, name: https, protocol: HTTPS}, hosts: [shop.example.com], tls: {mode: SIMPLE, serverCertificate: /a, privateKey: /b}}
+  - {port: {number: 443, targetPort: 8443, name: mutual, protocol: HTTPS}, hosts: [mutual.example.com], tls: {mode: MUTUAL, serverCertificate: /a, privateKey: /b, caCertificates: /c, caCrl: CRLFILE}}
 ---
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: edge, namespace: back}
-spec: {hosts: [shop.example.com], gateways: [edge], http: [{route: [{destination: {host: server, port: {number: 80}}}]}]}
-`)
+spec: {hosts: [shop.example.com, mutual.example.com], gateways: [edge], http: [{route: [{destination: {host: server, port: {number: 80}}}]}]}
+`, "CRLFILE", lists))
+		if err := os.WriteFile(lists, w.revoking(77), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
 			fmt.Fprintf(rw, "for=%s", r.Header.Get("X-Forwarded-For"))
 		})
@@ -107,5 +114,12 @@ spec: {hosts: [shop.example.com], gateways: [edge], http: [{route: [{destination
 		other = browser.Clone()
 		other.CipherSuites = []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}
 		w.shaken(false, "NET.4.1:8443", caller, other)
+
+		// What the authority has revoked does not come in, and what it has not, does.
+		for serial, want := range map[int64]bool{77: false, 78: true} {
+			member := browser.Clone()
+			member.ServerName, member.Certificates = "mutual.example.com", []tls.Certificate{w.clientCertificate(serial)}
+			w.shaken(want, "NET.4.1:8443", caller, member)
+		}
 	})
 }

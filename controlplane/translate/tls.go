@@ -20,11 +20,15 @@ func fileCertificate(certificate, key string) string { return "file-cert:" + cer
 
 // fileRoot is the name under which the agent serves roots from a file, or the system's: for servers that are called. No
 // server of ours lets in whom the system trusts (see gatewayTLS).
-func fileRoot(file string) string {
+// What crl names, if anything, are lists of certificates of theirs that are revoked.
+func fileRoot(file, crl string) string {
 	if file == "" {
 		file = systemRoots
 	}
-	return "file-root:" + file
+	if crl != "" {
+		crl = "~crl:" + crl
+	}
+	return "file-root:" + file + crl
 }
 
 // sdsSecret asks the agent for a certificate or for roots.
