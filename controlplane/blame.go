@@ -24,6 +24,10 @@ const maxRemembered = 20_000
 type journal struct {
 	mu      sync.Mutex
 	changed map[config.Key]time.Time
+	// filters are the versions of EnvoyFilters before those that are in force, which no Envoy was seen to refuse; refusals
+	// are the versions that one did.
+	filters  map[config.Key]*snapshot.EnvoyFilter
+	refusals map[*config.Resource]bool
 }
 
 func (j *journal) note(keys []config.Key, at time.Time) {
@@ -38,6 +42,49 @@ func (j *journal) note(keys []config.Key, at time.Time) {
 	if len(j.changed) > maxRemembered { // workloads come under ever new names
 		maps.DeleteFunc(j.changed, func(_ config.Key, changed time.Time) bool { return changed.Before(at) })
 	}
+}
+
+// replaced remembers what versions of EnvoyFilters there were before a change.
+func (j *journal) replaced(change snapshot.Change) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for key, versions := range change.Resources {
+		if key.Kind != config.EnvoyFilter {
+			continue
+		}
+		before := versions[0]
+		switch {
+		case len(versions) == 1: // it is new, or gone
+			delete(j.filters, key)
+		case !j.refusals[before]:
+			if j.filters == nil {
+				j.filters = map[config.Key]*snapshot.EnvoyFilter{}
+			}
+			j.filters[key] = snapshot.NewEnvoyFilter(before)
+		}
+		delete(j.refusals, before)
+	}
+}
+
+// inPlaceOf gives what may stand in the place of an EnvoyFilter that an Envoy does not take: the version of before, if one is
+// known, and nothing.
+func (j *journal) inPlaceOf(filter *snapshot.EnvoyFilter) []*snapshot.EnvoyFilter {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if before := j.filters[filter.Key]; before != nil {
+		return []*snapshot.EnvoyFilter{before, nil}
+	}
+	return []*snapshot.EnvoyFilter{nil}
+}
+
+// refused remembers that an Envoy refused what comes of a version of an EnvoyFilter.
+func (j *journal) refused(r *config.Resource) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.refusals == nil {
+		j.refusals = map[*config.Resource]bool{}
+	}
+	j.refusals[r] = true
 }
 
 // after gives when a document changed, if that was not before since.
@@ -76,6 +123,20 @@ func (p proxy) Blame(state xds.State, typeURL string, names []string, reason str
 	if !ok {
 		return nil
 	}
+	suspects := p.suspects(s, typeURL, names, reason, since)
+	// Of those that nothing speaks against but their type, the first few say as much as all.
+	if len(suspects) > 0 && suspects[0].rank() > 0 {
+		suspects = slices.DeleteFunc(suspects, func(s suspect) bool { return s.rank() == 0 })
+	}
+	var out []xds.Blamed
+	for _, one := range suspects[:min(len(suspects), maxBlamed)] {
+		out = append(out, one.blamed())
+	}
+	return out
+}
+
+// suspects are all documents that have a part in rejected resources, the likeliest cause first.
+func (p proxy) suspects(s *snapshot.Snapshot, typeURL string, names []string, reason string, since time.Time) []suspect {
 	var suspects []suspect
 	for _, c := range translate.Causes(s, p.Proxy, typeURL, names) {
 		one := suspect{Cause: c}
@@ -88,15 +149,7 @@ func (p proxy) Blame(state xds.State, typeURL string, names []string, reason str
 	slices.SortStableFunc(suspects, func(a, b suspect) int {
 		return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(len(b.value), len(a.value)), b.changed.Compare(a.changed))
 	})
-	// Of those that nothing speaks against but their type, the first few say as much as all.
-	if len(suspects) > 0 && suspects[0].rank() > 0 {
-		suspects = slices.DeleteFunc(suspects, func(s suspect) bool { return s.rank() == 0 })
-	}
-	var out []xds.Blamed
-	for _, one := range suspects[:min(len(suspects), maxBlamed)] {
-		out = append(out, one.blamed())
-	}
-	return out
+	return suspects
 }
 
 func (s suspect) blamed() xds.Blamed {

@@ -215,7 +215,7 @@ func (s *Server) composeDiscovery() (err error) {
 	changes := &journal{}
 	s.learned = openLearned(filepath.Join(s.cfg.StateDir, learnedFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
-		Source: source{s.log, s.registrar, changes, s.learned, s.cfg.AutomaticScope}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
+		Source: source{s.log, s.registrar, changes, s.learned, s.cfg.AutomaticScope, func() { s.findings.note() }}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
 		Admission: s.cfg.Admission,
 	})
 	if err != nil {

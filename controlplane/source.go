@@ -21,7 +21,8 @@ type source struct {
 	registrar *registration.Registrar
 	journal   *journal
 	learned   *learned
-	scoped    bool // by default
+	scoped    bool   // by default
+	told      func() // there is something to say of documents
 }
 
 // Connect accepts a proxy whose node is understood and fits the identity that it proved.
@@ -41,6 +42,9 @@ func (s source) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (
 			return nil, s.refuse(codes.FailedPrecondition, peer, err)
 		}
 		context.AfterFunc(ctx, connected.registered.Disconnect)
+	}
+	if !p.Proxyless {
+		connected.trials = newTrials(p, s.journal, s.told, s.log)
 	}
 	if p.OnDemand { // by the labels that it has now
 		connected.onDemand = newOnDemand(p, s.learned)
@@ -76,6 +80,7 @@ type proxy struct {
 	journal    *journal
 	registered *registration.Registration // nil unless it is of a WorkloadGroup
 	onDemand   *onDemand                  // nil unless it asks for clusters as it needs them
+	trials     *trials                    // nil unless it is an Envoy
 }
 
 // Report takes what an agent reports of its workload's health.

@@ -24,6 +24,11 @@ type EnvoyFilter struct {
 	notes map[config.Problem]struct{}
 }
 
+// NewEnvoyFilter makes one of a document that is not in force itself.
+func NewEnvoyFilter(r *config.Resource) *EnvoyFilter {
+	return &EnvoyFilter{Resource: r, Spec: r.Spec.(*networking.EnvoyFilter)}
+}
+
 // Read gives what make makes of the filter, which it is asked for once.
 func (f *EnvoyFilter) Read(make func(*config.Resource) any) any {
 	f.once.Do(func() { f.read = make(f.Resource) })
@@ -71,7 +76,7 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 	for _, r := range oldestFirst(resources) {
 		f := known[r]
 		if f == nil {
-			f = &EnvoyFilter{Resource: r, Spec: r.Spec.(*networking.EnvoyFilter)}
+			f = NewEnvoyFilter(r)
 		}
 		index.all = append(index.all, f)
 	}

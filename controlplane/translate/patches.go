@@ -16,7 +16,7 @@ import (
 // patches are those of the EnvoyFilters for the proxy; nil when there are none. Whatever is made once for several proxies
 // has the keys of its patches in its own.
 func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
-	filters := s.EnvoyFilters(p.Namespace, p.Labels)
+	filters := p.Instead.apply(s.EnvoyFilters(p.Namespace, p.Labels))
 	if len(filters) == 0 {
 		return nil
 	}

@@ -50,7 +50,7 @@ const (
 // grpcGenerator is what the metadata of those says that need no Envoy; Istio's agents say so too.
 const grpcGenerator = "grpc"
 
-// Proxy is one Envoy, as its node describes it. Immutable.
+// Proxy is one Envoy, as its node describes it. Immutable but for what Instead holds.
 type Proxy struct {
 	ID             string
 	Type           Type
@@ -99,6 +99,8 @@ type Proxy struct {
 	Topology *meshconfig.Topology
 	// Proven: it proved its namespace and service account.
 	Proven bool
+	// Instead is what it has in place of EnvoyFilters that its Envoy refused; nil is nothing.
+	Instead *Instead
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
 }

@@ -73,6 +73,48 @@ func (c *connection) answered(sub *subscription, r *request) *sent {
 	return b
 }
 
+// settled notes what differs after an answer, and tells the client's Proxy of it, if it wants to know.
+func (c *connection) settled(sub *subscription, answer *sent, r *request, since time.Time) {
+	if answer == nil || !served(sub.typeURL) {
+		return
+	}
+	if sub.typeURL == ListenerType && r.refusal == nil && len(answer.resources) > 0 {
+		c.reconsiderExtensions()
+	}
+	yielder, ok := c.proxy.(Yielder)
+	if !ok {
+		return
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error("cannot tell what a client does without", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	var touches Touches
+	if r.refusal == nil {
+		touches = yielder.Accepted(c.state, sub.typeURL, answer.resources, answer.removed)
+	} else {
+		touches = yielder.Refused(c.state, sub.typeURL, sub.rejection.Resources, sub.rejection.Reason, since)
+	}
+	if len(touches) > 0 {
+		c.note(touches, time.Now())
+	}
+}
+
+// reconsiderExtensions gives the filters' configurations that a client refused another chance: the listeners that it has
+// taken now may fit them.
+func (c *connection) reconsiderExtensions() {
+	sub, ok := c.subs[ExtensionType]
+	if !ok || len(sub.refused) == 0 {
+		return
+	}
+	c.mu.Lock()
+	names := mapKeys(sub.refused)
+	clear(sub.refused)
+	c.mu.Unlock()
+	c.note(Touches{ExtensionType: {Names: names}}, time.Now())
+}
+
 // blame asks what rejected resources were made of. That it cannot be told is no reason to end a stream.
 func (c *connection) blame(typeURL string, r *Rejection, since time.Time) (from []Blamed) {
 	blamer, ok := c.proxy.(Blamer)

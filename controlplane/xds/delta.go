@@ -20,9 +20,11 @@ func (c *connection) handleDelta(r *request) error {
 		// What came when it was no longer asked for is claimed too, and was dropped.
 		maps.DeleteFunc(r.initial, func(name, _ string) bool { return !slices.Contains(r.subscribe, name) })
 	}
+	accepted := sub.ackedAt
 	answer := c.answered(sub, r)
 	a := sub.subscribeDelta(r, fresh)
 	c.mu.Unlock()
+	c.settled(sub, answer, r, accepted)
 	if p, ok := c.proxy.(Resumer); ok && fresh {
 		p.Resume(r.typeURL, mapKeys(r.initial))
 	}

@@ -199,3 +199,27 @@ func TestAcknowledgedRemovalSettlesAnEarlierRejection(t *testing.T) {
 		t.Fatalf("rejected are %+v", got)
 	}
 }
+
+// Which configurations a filter may have its listener says. One that was refused when the listener was wrong is right when
+// that is.
+func TestFiltersConfigurationThatWasRefusedIsSentAgainWithTheNextListener(t *testing.T) {
+	with := small.with(ExtensionType, "plugin", "http")
+	r := newRig(t, Config{})
+	r.push(with)
+	c := r.delta()
+	c.subscribe(lds)
+	c.expect("lds +l1=1 +l2=1")
+	c.subscribe(ExtensionType, "plugin")
+	c.nack(c.next(), "Error: filter config has type URL http but expect network")
+	c.silence()
+	r.push(with.with(lds, "l3", "bad"), lds)
+	c.nack(c.next(), "no") // a listener that is refused changes nothing
+	c.silence()
+	r.push(with.with(lds, "l3", "1"), lds)
+	c.expect("lds +l3=1")
+	c.expect("ecds +plugin=http")
+	r.only("in sync", func(s ClientStatus) bool { return s.InSync })
+	r.push(with.with(lds, "l3", "2"), lds)
+	c.expect("lds +l3=2")
+	c.silence() // what it has is not sent again
+}

@@ -170,6 +170,16 @@ type Blamer interface {
 	Blame(state State, typeURL string, names []string, reason string, since time.Time) []Blamed
 }
 
+// Yielder is a Proxy that may do without a part of what its client refuses.
+type Yielder interface {
+	// Refused is called when the client refused the named resources of a type, and gives what may differ from now on. What
+	// was sent once and refused is not sent again, so that it does not matter if nothing differs. since is when the client
+	// last accepted anything of the type; zero is never.
+	Refused(state State, typeURL string, names []string, reason string, since time.Time) Touches
+	// Accepted is called when the client accepted resources of a type, and removals, and gives what may differ from now on.
+	Accepted(state State, typeURL string, resources []*Resource, removed []string) Touches
+}
+
 // Proxy makes the resources of one client. The server calls it from one goroutine at a time.
 type Proxy interface {
 	// Affected says what may differ for this client after the change; nothing means: nothing to do. What is not named is

@@ -13,14 +13,17 @@ func (c *connection) handleSotw(r *request) error {
 	// Only the answer to the last response says what the client wants now; an older one is overtaken by another that
 	// is on its way.
 	current := r.nonce == "" || (sub.last != nil && r.nonce == sub.last.nonce)
-	c.answered(sub, r)
+	accepted := sub.ackedAt
+	answer := c.answered(sub, r)
 	if !fresh && !current {
 		sub.dropped(r.names)
 		c.mu.Unlock()
+		c.settled(sub, answer, r, accepted)
 		return nil
 	}
 	added, changed := sub.subscribeSotw(r)
 	c.mu.Unlock()
+	c.settled(sub, answer, r, accepted)
 	switch {
 	case fresh || r.nonce == "":
 		return c.answerSotw(sub, sub.names.sorted(), true)
