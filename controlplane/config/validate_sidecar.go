@@ -67,8 +67,6 @@ func (s scope) ingress(listener *networking.IstioIngressListener) {
 		at.field("mode").refuse(tls.GetMode(), "a sidecar ends TLS of its own, or the mesh's, which a PeerAuthentication is for", "SIMPLE, MUTUAL or OPTIONAL_MUTUAL")
 	case tls.GetHttpsRedirect():
 		at.field("httpsRedirect").refuse(true, "is for gateways", "remove it")
-	case tls.GetCredentialName() != "" || len(tls.GetCredentialNames()) > 0 || tls.GetCaCertCredentialName() != "":
-		at.field("credentialName").refuse(tls.GetCredentialName(), "Secrets are for gateways", "name files: serverCertificate, privateKey, caCertificates")
 	default:
 		at.serverTLS(tls)
 	}

@@ -109,7 +109,8 @@ type destinationRules struct {
 	selective map[string][]*DestinationRule
 	all       []*DestinationRule
 	// hashing: some rule has consistent hashing; connecting: some says what listeners have to know.
-	hashing, connecting bool
+	// credentialed: some names a Secret.
+	hashing, connecting, credentialed bool
 	// subsets are the names of subsets that any rule has for a host, as the document writes it and by its full name.
 	subsets hostTable[[]string]
 }
@@ -211,6 +212,9 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 		})
 		index.connecting = index.connecting || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
 			return Connects(r.Spec.(*networking.DestinationRule))
+		})
+		index.credentialed = index.credentialed || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
+			return Credentialed(r.Spec.(*networking.DestinationRule))
 		})
 		addSubsetNames(subsets, d)
 		if k.selector != "" {
@@ -318,6 +322,12 @@ func (s *Snapshot) AnyHashing() bool { return s.world.destinationRules.hashing }
 // AnyConnecting says whether any DestinationRule says anything of connections that listeners have to know.
 func (s *Snapshot) AnyConnecting() bool { return s.world.destinationRules.connecting }
 
+// AnyCredentialed says whether any DestinationRule names a Secret.
+func (s *Snapshot) AnyCredentialed() bool { return s.world.destinationRules.credentialed }
+
+// Selective says whether a rule is for some callers of its namespace only. It may be called on a nil rule.
+func (d *DestinationRule) Selective() bool { return d != nil && d.key.selector != "" }
+
 // settings are those of a policy, or of one of its ports.
 type settings interface {
 	GetLoadBalancer() *networking.LoadBalancerSettings
@@ -339,6 +349,11 @@ func Connects(spec *networking.DestinationRule) bool {
 		return mode == networking.ClientTLSSettings_SIMPLE || mode == networking.ClientTLSSettings_MUTUAL ||
 			s.GetConnectionPool().GetTcp().GetIdleTimeout() != nil || whole.GetTunnel() != nil
 	})
+}
+
+// Credentialed says whether a DestinationRule names a Secret anywhere.
+func Credentialed(spec *networking.DestinationRule) bool {
+	return anywhere(spec, func(s settings) bool { return s.GetTls().GetCredentialName() != "" })
 }
 
 func anywhere(spec *networking.DestinationRule, is func(settings) bool) bool {

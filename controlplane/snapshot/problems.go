@@ -262,9 +262,9 @@ func (c *checker) destinationRules() {
 			c.unknownHost(r, "spec.host", spec.GetHost(), "the rule has no effect")
 		}
 		c.callers(r)
-		c.credential(r, "spec.trafficPolicy.tls", spec.GetTrafficPolicy().GetTls().GetCredentialName())
+		c.clientCredentials(r, "spec.trafficPolicy", spec.GetTrafficPolicy())
 		for i, s := range spec.GetSubsets() {
-			c.credential(r, fmt.Sprintf("spec.subsets[%d].trafficPolicy.tls", i), s.GetTrafficPolicy().GetTls().GetCredentialName())
+			c.clientCredentials(r, fmt.Sprintf("spec.subsets[%d].trafficPolicy", i), s.GetTrafficPolicy())
 		}
 	}
 }
@@ -285,16 +285,12 @@ func (c *checker) coveredByWildcard(host, namespace string) bool {
 	})
 }
 
-func (c *checker) credential(r *config.Resource, field, name string) {
-	if name != "" {
-		c.find(config.UnknownCredential, r, field+".credentialName", name, "Secrets are for the servers of Gateways here: there is no such certificate",
-			"name files of the proxy's machine instead: serverCertificate or clientCertificate, privateKey, caCertificates")
-	}
-}
-
 func (c *checker) sidecars() {
 	for _, r := range c.s.resources[config.Sidecar] {
 		spec := r.Spec.(*networking.Sidecar)
+		for i, listener := range spec.GetIngress() {
+			c.serverCredentials(r, fmt.Sprintf("spec.ingress[%d].tls", i), listener.GetTls())
+		}
 		for i, listener := range spec.GetEgress() {
 			for j, host := range listener.GetHosts() {
 				c.egressHost(r, fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), host)

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -76,20 +77,46 @@ func (c *checker) serverCredentials(r *config.Resource, field string, settings *
 	}
 }
 
+// clientCredentials warns of those that a rule names for what its callers show or believe.
+func (c *checker) clientCredentials(r *config.Resource, field string, policy *networking.TrafficPolicy) {
+	c.clientCredential(r, field+".tls", policy.GetTls())
+	for i, ps := range policy.GetPortLevelSettings() {
+		c.clientCredential(r, fmt.Sprintf("%s.portLevelSettings[%d].tls", field, i), ps.GetTls())
+	}
+}
+
+func (c *checker) clientCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
+	name, message := settings.GetCredentialName(), ""
+	switch {
+	case name == "":
+		return
+	case settings.GetMode() == networking.ClientTLSSettings_MUTUAL && !c.anySecret(name, false):
+		message = "there is no Secret of this name with a certificate and key"
+	case !settings.GetInsecureSkipVerify().GetValue() && !c.anySecret(name, true):
+		message = "no Secret of this name has the certificates of those who sign the server's"
+	default:
+		return
+	}
+	c.find(config.UnknownCredential, r, field+".credentialName", name, message+": calls are answered with 503",
+		"add a Secret with tls.crt, tls.key and ca.crt, as far as the mode needs them, to the namespace of the callers")
+}
+
+// anySecret says whether any namespace has a Secret with a certificate, or with authorities, for a name.
+func (c *checker) anySecret(name string, authorities bool) bool {
+	candidates := c.s.secrets.byName[name]
+	if authorities {
+		candidates = slices.Concat(candidates, c.s.secrets.byName[strings.TrimSuffix(name, authoritySuffix)], c.s.secrets.byName[name+authoritySuffix])
+	}
+	return slices.ContainsFunc(candidates, func(s *config.SecretSpec) bool {
+		return authorities && len(s.Authorities) > 0 || !authorities && len(s.Certificate) > 0
+	})
+}
+
 func (c *checker) serverCredential(r *config.Resource, field, name, part string) {
-	candidates := c.s.secrets.byName[strings.TrimSuffix(name, authoritySuffix)]
-	if part == "authorities" {
-		candidates = append(candidates[:len(candidates):len(candidates)], c.s.secrets.byName[name+authoritySuffix]...)
-	} else {
-		candidates = c.s.secrets.byName[name]
+	if c.anySecret(name, part == "authorities") {
+		return
 	}
-	candidates = append(candidates[:len(candidates):len(candidates)], c.s.secrets.byName[name]...)
-	for _, secret := range candidates {
-		if part == "authorities" && len(secret.Authorities) > 0 || part != "authorities" && len(secret.Certificate) > 0 {
-			return
-		}
-	}
-	message, remedy := "there is no Secret of this name with a certificate: the server is not served", "add a Secret with tls.crt and tls.key to the namespace of the gateway's workload"
+	message, remedy := "there is no Secret of this name with a certificate: the server is not served", "add a Secret with tls.crt and tls.key to the namespace of the workload that serves it"
 	if part == "authorities" {
 		message, remedy = "no Secret has the certificates of those who sign the clients': the server is not served", "add ca.crt to the Secret, or a Secret "+name+authoritySuffix
 	}

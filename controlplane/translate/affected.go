@@ -56,6 +56,9 @@ func (a *affected) services(change snapshot.Change) {
 			}
 			a.clusters(svc, xds.ClusterType, xds.EndpointType)
 			a.all(xds.RouteType, xds.VirtualHostType, xds.NameTableType)
+			if a.mayHaveSecrets() && a.s.AnyCredentialed() {
+				a.all(xds.SecretType)
+			}
 			if a.listensForServices() {
 				a.all(xds.ListenerType)
 			}
@@ -176,6 +179,9 @@ func (a *affected) resource(r *config.Resource) {
 	case *config.SecretSpec:
 		if a.mayHaveSecrets() && r.Namespace == a.p.Namespace {
 			a.all(xds.SecretType, xds.ListenerType)
+			if a.s.AnyCredentialed() {
+				a.all(xds.ClusterType, xds.EndpointType)
+			}
 		}
 	case *networking.EnvoyFilter:
 		if near && snapshot.FilterApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
@@ -283,6 +289,9 @@ func (a *affected) destinationRule(r *config.Resource, spec *networking.Destinat
 	}
 	if a.passesOn() {
 		a.all(xds.ClusterType, xds.EndpointType, xds.ListenerType)
+	}
+	if a.mayHaveSecrets() && (snapshot.Credentialed(spec) || a.s.AnyCredentialed()) {
+		a.all(xds.SecretType)
 	}
 	// What consistent hashing goes by is in the routes. A rule without it may hide one with it, or have hidden it.
 	if snapshot.Hashes(spec) || a.s.AnyHashing() {

@@ -43,6 +43,7 @@ var affectedProxies = []string{
 	"sidecar measured.one 127.203.24.2 app=a INTERCEPTION_MODE=REDIRECT ENVOY_VERSION=1.40.0",
 	"router edge.edge 127.203.25.1 istio=edge",
 	"router other.edge 127.203.26.1 istio=other",
+	"sidecar proven.one 127.203.33.1 app=a INTERCEPTION_MODE=REDIRECT PROVEN=yes",
 	"router proven.edge 127.203.32.1 istio=edge PROVEN=yes",
 	"sidecar apart.one 127.203.27.1 app=a version=v1 HOSTS_APART=yes",
 	"sidecar captured-apart.one 127.203.28.1 app=a INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
@@ -85,6 +86,11 @@ spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protoc
 const customStep = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: asked, namespace: one}\nspec: {action: CUSTOM, provider: {name: opa}, rules: [{}]}"
 
 const requestAuthenticationStep = "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: tokens, namespace: one}\nspec: {selector: {matchLabels: {app: a}}, jwtRules: [{issuer: i, jwksUri: 'https://i.example/keys'}]}"
+
+func credentialStep(namespace, more, mode string) string {
+	return "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: mine, namespace: " + namespace + "}\nspec: {host: b.two.svc.cluster.local, " + more +
+		"trafficPolicy: {tls: {mode: " + mode + ", credentialName: mine}}}"
+}
 
 func pluginStep(namespace, more, url string) string {
 	return "apiVersion: extensions.istio.io/v1alpha1\nkind: WasmPlugin\nmetadata: {name: plugin, namespace: " + namespace + "}\nspec: {" + more + "url: '" + url + "'}"
@@ -131,6 +137,12 @@ var affectedSteps = []string{
 	"apiVersion: v1\nkind: Secret\nmetadata: {name: one-cacert, namespace: edge}\ndata: {ca.crt: $AUTHORITY}",
 	"apiVersion: v1\nkind: Secret\nmetadata: {name: one, namespace: edge}\ndata: {tls.crt: $CERTIFICATE, tls.key: $KEY, ca.crt: $AUTHORITY}",
 	"Secret edge/one-cacert", "Secret edge/one",
+	credentialStep("one", "workloadSelector: {matchLabels: {app: a}}, ", "SIMPLE"), "apiVersion: v1\nkind: Secret\nmetadata: {name: mine, namespace: one}\ndata: {ca.crt: $AUTHORITY}",
+	credentialStep("one", "workloadSelector: {matchLabels: {app: a}}, ", "MUTUAL"), "apiVersion: v1\nkind: Secret\nmetadata: {name: mine, namespace: one}\ndata: {tls.crt: $CERTIFICATE, tls.key: $KEY, ca.crt: $AUTHORITY}",
+	credentialStep("two", "", "MUTUAL"), "apiVersion: v1\nkind: Secret\nmetadata: {name: mine, namespace: edge}\ndata: {tls.crt: $CERTIFICATE, tls.key: $KEY, ca.crt: $AUTHORITY}",
+	"apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: ends, namespace: one}\nspec: {workloadSelector: {labels: {app: a}}, ingress: [{port: {number: 8443, protocol: HTTPS, name: web}, defaultEndpoint: 127.0.0.1:9, tls: {mode: MUTUAL, credentialName: mine}}], egress: [{hosts: [\"*/*\"]}]}",
+	"apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: ends, namespace: one}\nspec: {mtls: {mode: DISABLE}}",
+	"Secret one/mine", "DestinationRule one/mine", "Secret edge/mine", "DestinationRule two/mine", "Sidecar one/ends", "PeerAuthentication one/ends",
 	"apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: all, namespace: istio-system}\nspec: {accessLogging: [{providers: [{name: envoy}]}]}",
 	"apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: one, namespace: one}\nspec: {accessLogging: [{filter: {expression: response.code >= 400}}], metrics: [{overrides: [{tagOverrides: {response_flags: {operation: REMOVE}}}]}]}",
 	"apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: a, namespace: one}\nspec: {selector: {matchLabels: {app: a}}, accessLogging: [{disabled: true}]}",

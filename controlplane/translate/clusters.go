@@ -112,7 +112,7 @@ func findOutbound(s *snapshot.Snapshot, p *Proxy, name string) (outbound, bool) 
 	if !found || port.Protocol == registry.UDP || subset != "" && rule.Subset(subset) == nil {
 		return outbound{}, false
 	}
-	return newOutbound(s, p, svc, number, rule).of(subset, p), true
+	return newOutbound(s, p, svc, number, rule).of(subset, s, p), true
 }
 
 // outbound is one cluster of a service's port, and the key of its resource: all that it depends on.
@@ -129,6 +129,8 @@ type outbound struct {
 	byAddress bool
 	// family is which addresses it looks up, where names are part of the cluster.
 	family clusterv3.Cluster_DnsLookupFamily
+	// credential is what of the Secret that the rule names the caller may have.
+	credential credential
 	// near is where the caller is, if its endpoints are chosen by that.
 	near string
 }
@@ -143,12 +145,12 @@ func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
 				continue
 			}
 			c := newOutbound(s, p, svc, port.Number, rule)
-			out = append(out, c.of("", p))
+			out = append(out, c.of("", s, p))
 			if rule == nil {
 				continue
 			}
 			for _, subset := range rule.Subsets {
-				out = append(out, c.of(subset.GetName(), p))
+				out = append(out, c.of(subset.GetName(), s, p))
 			}
 		}
 	}
@@ -173,8 +175,9 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 }
 
 // of is the same for a subset, as a proxy calls it.
-func (c outbound) of(subset string, p *Proxy) outbound {
+func (c outbound) of(subset string, s *snapshot.Snapshot, p *Proxy) outbound {
 	c.subset = subset
+	c.credential = c.credentialOf(s, p)
 	c.near = c.place(p)
 	return c
 }
@@ -216,6 +219,9 @@ func (c outbound) build() *clusterv3.Cluster {
 	}
 	connect(cluster, traffic.ConnectionPool, c.mesh.GetTcpKeepalive())
 	security := c.security(port, traffic)
+	if security.unusable {
+		return nowhere(cluster)
+	}
 	security.apply(cluster)
 	sendProxyHeader(cluster, traffic.ProxyProtocol)
 	if port.Protocol.MayBeHTTP() {

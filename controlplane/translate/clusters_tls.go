@@ -20,6 +20,8 @@ type upstreamSecurity struct {
 	context *tlsv3.UpstreamTlsContext
 	// auto: only where the endpoint has a sidecar.
 	auto bool
+	// unusable: they would need a certificate, or authorities to believe, that the caller may not have, or that is not there.
+	unusable bool
 	// mesh: with the mesh's identities.
 	mesh bool
 	// autoSNI names the host of each request in the handshake; autoSAN verifies it too.
@@ -145,14 +147,9 @@ func originates(settings *networking.ClientTLSSettings) bool {
 
 // originate is TLS to a server that is not of the mesh.
 func (c outbound) originate(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) upstreamSecurity {
-	common := &tlsv3.CommonTlsContext{TlsParams: tlsWithin(c.mesh.GetTlsDefaults())}
-	if settings.GetMode() == networking.ClientTLSSettings_MUTUAL {
-		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{
-			sdsSecret(fileCertificate(settings.GetClientCertificate(), settings.GetPrivateKey())),
-		}
-	}
-	if !settings.GetInsecureSkipVerify().GetValue() {
-		common.ValidationContextType = validateWith(fileRoot(settings.GetCaCertificates(), settings.GetCaCrl()), exactNames(settings.GetSubjectAltNames()))
+	common := c.originating(settings)
+	if common == nil {
+		return upstreamSecurity{unusable: true}
 	}
 	if c.speaksHTTP2(port, traffic, upstreamSecurity{}) && port.Protocol.IsHTTP() {
 		common.AlpnProtocols = []string{"h2"}

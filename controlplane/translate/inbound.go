@@ -123,7 +123,9 @@ func (v view) inboundChains(port inboundPort) chainSet {
 	case snapshot.Strict:
 		return chainSet{chains: []*listenerv3.FilterChain{mtls}}
 	case snapshot.Disable:
-		plain.TransportSocket = v.ingressTLS(port)
+		if plain.TransportSocket = v.ingressTLS(port); plain.TransportSocket == nil && port.ingress.GetTls() != nil {
+			plain.Filters = v.tcpFilters(port.traffic(false), BlackHoleCluster, toCluster(BlackHoleCluster)) // not served without its certificate
+		}
 		return chainSet{chains: []*listenerv3.FilterChain{plain}}
 	}
 	// Only what sidecars offer is taken for the mesh's TLS: the workload's own TLS passes as it is.

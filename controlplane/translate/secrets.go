@@ -24,8 +24,8 @@ func kubernetesSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: secretScheme + name, SdsConfig: ads()}
 }
 
-// certificate is the Secret of a name, as far as the proxy may have it: it has to be a gateway that proved to be of the
-// Secret's namespace.
+// certificate is the Secret of a name, as far as the proxy may have it: it has to have proved to be of the Secret's
+// namespace.
 func (v view) certificate(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -49,7 +49,7 @@ func (v view) own(s *config.SecretSpec) *config.SecretSpec {
 	return s
 }
 
-func (v view) mayHaveSecrets() bool { return v.p.Type == Router && v.p.Proven }
+func (v view) mayHaveSecrets() bool { return v.p.Proven && !v.p.Proxyless }
 
 // credentialNames are the Secrets with the certificates of a server.
 func credentialNames(settings *networking.ServerTLSSettings) []string {
@@ -78,7 +78,7 @@ func authorityName(settings *networking.ServerTLSSettings) string {
 	return ""
 }
 
-// secretNames are the names of all secrets that the proxy's servers refer to.
+// secretNames are the names of all secrets that the proxy's servers refer to, and the rules for what it calls.
 func (v view) secretNames() []string {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -89,19 +89,42 @@ func (v view) secretNames() []string {
 			out = append(out, name)
 		}
 	}
-	for _, s := range v.servers() {
-		for _, name := range credentialNames(s.spec.GetTls()) {
+	for _, settings := range v.ending() {
+		for _, name := range credentialNames(settings) {
 			add(secretScheme + name)
 		}
-		if name := authorityName(s.spec.GetTls()); name != "" {
+		if name := authorityName(settings); name != "" {
 			add(secretScheme + name + authoritySuffix)
+		}
+	}
+	if v.s.AnyCredentialed() {
+		for _, c := range outboundClusters(v.s, v.p) {
+			if c.credential.name != "" {
+				add(secretScheme + c.credential.name)
+				add(secretScheme + c.credential.name + authoritySuffix)
+			}
 		}
 	}
 	return out
 }
 
-// Secrets are the named certificates that the proxy's Gateways refer to; names that lead nowhere are left out. No names at
-// all: all that there are. They are made for each gateway anew: nothing of them is kept.
+// ending are the settings of all TLS that ends at the proxy, but for the mesh's own.
+func (v view) ending() []*networking.ServerTLSSettings {
+	var out []*networking.ServerTLSSettings
+	if v.p.Type == Router {
+		for _, s := range v.servers() {
+			out = append(out, s.spec.GetTls())
+		}
+		return out
+	}
+	for _, listener := range v.scope.Spec().GetIngress() {
+		out = append(out, listener.GetTls())
+	}
+	return out
+}
+
+// Secrets are the named certificates that documents refer to for the proxy; names that lead nowhere are left out. No names at
+// all: all that there are. They are made for each proxy anew: nothing of them is kept.
 func Secrets(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	referred := v.secretNames()

@@ -175,13 +175,18 @@ func (w *world) https(host string, certs []tls.Certificate) answer {
 
 // httpsAs is https with one name in the TLS handshake and another in the request.
 func (w *world) httpsAs(sni, host string, certs []tls.Certificate) answer {
+	return w.httpsAt("NET.1.1:8443", sni, host, certs)
+}
+
+// httpsAt is httpsAs at another address than the gateway's.
+func (w *world) httpsAt(address, sni, host string, certs []tls.Certificate) answer {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(w.plane.ca.pem)
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		TLSClientConfig:   &tls.Config{RootCAs: roots, ServerName: sni, Certificates: certs},
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, w.text("NET.1.1:8443"))
+			return (&net.Dialer{}).DialContext(ctx, network, w.text(address))
 		},
 	}
 	if sni != "shop.example.com" { // the test's certificate is for that name
