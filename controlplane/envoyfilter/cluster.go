@@ -35,6 +35,9 @@ func (s *Set) ForCluster(c Cluster) ClusterPatches {
 	return ClusterPatches{set: s, patches: patches, Key: key(patches)}
 }
 
+// ClustersKey is equal for sets that patch all clusters alike, and empty for those that patch none.
+func (s *Set) ClustersKey() string { return key(s.of(networking.EnvoyFilter_CLUSTER)) }
+
 func (c Cluster) matches(p *patch) bool {
 	if p.match.GetObjectTypes() == nil {
 		return true

@@ -43,8 +43,13 @@ type Scope struct {
 
 // Memo gives what was derived of the scope under a key, and has it made if it was not. The key has to hold all that it
 // depends on beside the scope.
-func (sc *Scope) Memo(key any, derive func() any) any {
-	made, _ := sc.memory.LoadOrStore(key, sync.OnceValue(derive))
+func (sc *Scope) Memo(key any, derive func() any) any { return memo(&sc.memory, key, derive) }
+
+func memo(memory *sync.Map, key any, derive func() any) any {
+	made, ok := memory.Load(key)
+	if !ok {
+		made, _ = memory.LoadOrStore(key, sync.OnceValue(derive))
+	}
 	return made.(func() any)()
 }
 

@@ -5,6 +5,7 @@ package snapshot
 import (
 	"maps"
 	"net/netip"
+	"sync"
 
 	meshconfig "istio.io/api/mesh/v1alpha1"
 	telemetry "istio.io/api/telemetry/v1alpha1"
@@ -61,7 +62,12 @@ type Snapshot struct {
 	selecting    map[string][]*registry.Service // services with a selector, by namespace
 
 	checked *check
+	memory  sync.Map // what others derived of this snapshot, by their keys
 }
+
+// Memo gives what was derived of the snapshot under a key, and has it made if it was not. The key has to hold all that it
+// depends on beside the snapshot.
+func (s *Snapshot) Memo(key any, derive func() any) any { return memo(&s.memory, key, derive) }
 
 // indexed are the kinds that are read here; the others are the registry's.
 var indexed = []config.Kind{

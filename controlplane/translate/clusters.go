@@ -20,27 +20,17 @@ import (
 // Clusters are all clusters of the proxy: those of the services it sees, in the order of their names, each followed by
 // its subsets; then those of its workload; then those of no service.
 func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
-	var out []*xds.Resource
-	add := func(r *xds.Resource, err error) error {
-		if err == nil {
-			out = append(out, r)
-		}
-		return err
-	}
 	v := newView(s, p)
-	for _, c := range outboundClusters(s, p) {
-		patches := c.patched(p, v.patches)
-		if patches.Removes() {
-			continue
-		}
-		if err := add(c.resource(s, patches)); err != nil {
-			return nil, err
-		}
+	out, err := v.serviceClusters()
+	if err != nil {
+		return nil, err
 	}
 	for _, c := range v.patchOwn(p.capture().ownClusters(s, p)) {
-		if err := add(clusterResource(c)); err != nil {
+		r, err := clusterResource(c)
+		if err != nil {
 			return nil, err
 		}
+		out = append(out, r)
 	}
 	added, err := v.addedClusters(func(name string) bool {
 		return slices.ContainsFunc(out, func(r *xds.Resource) bool { return r.Name == name })

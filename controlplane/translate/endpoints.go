@@ -17,15 +17,7 @@ import (
 // Endpoints are the load assignments of the named clusters; names that lead nowhere are left out. No names at all: those
 // of every cluster that gets its endpoints by EDS.
 func Endpoints(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
-	var out []*xds.Resource
-	for _, c := range assignments(s, p, names) {
-		r, err := c.endpointsResource(s)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-	return out, nil
+	return newView(s, p).serviceAssignments(names)
 }
 
 // assignments finds the clusters of the names.

@@ -2,7 +2,6 @@ package translate
 
 import (
 	"strings"
-	"sync"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	meshconfig "istio.io/api/mesh/v1alpha1"
@@ -24,6 +23,9 @@ func VirtualHosts(s *snapshot.Snapshot, p *Proxy, routes []string) ([]*xds.Resou
 	}
 	if len(routes) == 0 {
 		routes = c.routeNames(v)
+	}
+	if len(routes) == 1 {
+		return v.hostsApart(routes[0], nil)
 	}
 	var out []*xds.Resource
 	for _, route := range routes {
@@ -104,42 +106,12 @@ type allHostsKey struct {
 	patches   string
 }
 
-// hostLists are the lists of all virtual hosts of route configurations in one scope. There are few, unless labels or
-// EnvoyFilters make many: then all go when there are too many.
-type hostLists struct {
-	mu    sync.Mutex
-	lists map[allHostsKey]func() ([]*xds.Resource, error)
-}
-
-const mostHostLists = 64
-
-// hostListsKey is where they are in the memory of a scope.
-type hostListsKey struct{}
-
-func (l *hostLists) get(key allHostsKey, build func() ([]*xds.Resource, error)) ([]*xds.Resource, error) {
-	l.mu.Lock()
-	list := l.lists[key]
-	if list == nil {
-		if len(l.lists) >= mostHostLists {
-			clear(l.lists)
-		}
-		list = sync.OnceValues(build)
-		l.lists[key] = list
-	}
-	l.mu.Unlock()
-	return list()
-}
-
-// allHostsApart makes the list of all once for all proxies that it is the same for: to look each up costs more than
-// anything else, where many proxies ask for many. Nobody may change the list.
+// allHostsApart makes the list of all once for all proxies that it is the same for.
 func (v view) allHostsApart(route string, plan *hostPlan) ([]*xds.Resource, error) {
 	key := allHostsKey{
 		plan: plan, route: route, mesh: v.s.Mesh, namespace: v.p.Namespace, labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
 	}
-	lists := v.scope.Memo(hostListsKey{}, func() any {
-		return &hostLists{lists: map[allHostsKey]func() ([]*xds.Resource, error){}}
-	}).(*hostLists)
-	return lists.get(key, func() ([]*xds.Resource, error) { return v.plannedHostsApart(route, plan.hosts) })
+	return v.scopeLists().get(key, func() ([]*xds.Resource, error) { return v.plannedHostsApart(route, plan.hosts) })
 }
 
 func (v view) plannedHostsApart(route string, hosts []planned) ([]*xds.Resource, error) {

@@ -41,13 +41,13 @@ type connection struct {
 	calls     chan func()
 	settle    *time.Timer // running while removals wait for a reconnecting client's other requests
 	settling  bool
-	hold      *time.Timer         // running while what is noted waits for the client's answers
-	deferred  []*request          // of a client that came back, which wait for its request for clusters
-	late      *time.Timer         // running while there are any
-	arriving  bool                // what is answered is the first request for a type
-	flushing  bool                // a push was sent whose removals were not
-	since     time.Time           // of the oldest change that is noted
-	owed      map[string]struct{} // assignments to send as soon as the client asks for any, whatever it says it has
+	hold      *time.Timer // running while what is noted waits for the client's answers
+	deferred  []*request  // of a client that came back, which wait for its request for clusters
+	late      *time.Timer // running while there are any
+	arriving  bool        // what is answered is the first request for a type
+	flushing  bool        // a push was sent whose removals were not
+	since     time.Time   // of the oldest change that is noted
+	owed      []*Resource // clusters whose assignments are to be sent as soon as the client asks for any, whatever it says it has
 	apart     apart
 	nonces    uint64
 	state     State
@@ -70,7 +70,7 @@ func (s *Server) serve(w wire) error {
 	c := &connection{
 		server: s, wire: w, ctx: ctx, connected: time.Now(), log: s.cfg.Logger,
 		requests: make(chan *request), recvErr: make(chan error, 1), wake: make(chan struct{}, 1), calls: make(chan func()),
-		owed: map[string]struct{}{}, apart: newApart(), subs: map[string]*subscription{}, dirty: map[string]Touched{},
+		apart: newApart(), subs: map[string]*subscription{}, dirty: map[string]Touched{},
 	}
 	identity, err := s.cfg.Identify(ctx)
 	if err != nil {

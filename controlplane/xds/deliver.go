@@ -2,6 +2,7 @@ package xds
 
 import (
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -251,6 +252,11 @@ func (c *connection) send(r *response) error {
 // sendAssignments sends the assignments of clusters that were just sent, changed or not: a cluster warms until an
 // assignment comes behind it on the stream. A client that has not asked for assignments yet gets them when it does.
 func (c *connection) sendAssignments(clusters []*Resource) error {
+	sub, ok := c.subs[EndpointType]
+	if !ok {
+		c.owe(clusters)
+		return nil
+	}
 	names := map[string]struct{}{}
 	for _, cluster := range clusters {
 		if cluster.Endpoints != "" {
@@ -258,11 +264,6 @@ func (c *connection) sendAssignments(clusters []*Resource) error {
 		}
 	}
 	if len(names) == 0 {
-		return nil
-	}
-	sub, ok := c.subs[EndpointType]
-	if !ok {
-		c.owed = union(c.owed, names)
 		return nil
 	}
 	if c.wire.protocol() == deltaProtocol { // the other one replaces its names with each request
@@ -280,19 +281,30 @@ func (c *connection) sendAssignments(clusters []*Resource) error {
 	return c.deliver(sub, want, nil, false)
 }
 
-// takeOwed adds the assignments that are owed, of those that the client asks for now, to names.
-func (c *connection) takeOwed(sub *subscription, names map[string]struct{}) map[string]struct{} {
-	names = union(names, subscribed(c.owed, &sub.names))
-	c.owed = map[string]struct{}{}
-	return names
+// owe notes that the assignments of clusters have to follow them.
+func (c *connection) owe(clusters []*Resource) {
+	if len(c.owed) == 0 {
+		c.owed = slices.Clip(clusters) // many clients share the list
+		return
+	}
+	c.owed = append(c.owed, clusters...)
+	if len(c.owed) <= 2*c.subs[ClusterType].known.len()+pageSize {
+		return
+	}
+	// One that asks for no assignments gets each change of its clusters all the same.
+	newest := map[string]*Resource{}
+	for _, cluster := range c.owed {
+		newest[cluster.Name] = cluster
+	}
+	c.owed = slices.Collect(maps.Values(newest))
 }
 
-func subscribed(names map[string]struct{}, to *ledger) map[string]struct{} {
-	both := map[string]struct{}{}
-	for name := range names {
-		if to.has(name) {
-			both[name] = struct{}{}
+// takeOwed adds the assignments that are owed, of those that the client asks for now, to names.
+func (c *connection) takeOwed(sub *subscription, names *ledger) {
+	for _, cluster := range c.owed {
+		if cluster.Endpoints != "" && sub.names.has(cluster.Endpoints) {
+			names.set(cluster.Endpoints, "")
 		}
 	}
-	return both
+	c.owed = nil
 }

@@ -73,18 +73,20 @@ func (c *connection) answerRoutes(sub *subscription, a ask, r *request, fresh bo
 
 // ask is what a request newly asks for.
 type ask struct {
-	names    map[string]struct{} // to be sent, or said not to exist, whatever the client has
+	names    ledger              // to be sent, or said not to exist, whatever the client has
 	doubtful map[string]struct{} // dropped by name while all are subscribed: the client cannot know whether it still has them
 	wildcard bool
 	resumed  bool // the client came with what it has
 }
 
-func (a ask) empty() bool { return len(a.names) == 0 && len(a.doubtful) == 0 && !a.wildcard }
+func (a ask) empty() bool { return a.names.len() == 0 && len(a.doubtful) == 0 && !a.wildcard }
 
 // subscribeDelta applies a request's subscriptions.
 func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
-	a := ask{names: make(map[string]struct{}, newIn(r)), doubtful: map[string]struct{}{}}
+	a := ask{doubtful: map[string]struct{}{}}
+	var has map[string]string
 	if fresh {
+		has = r.initial
 		a.resumed = len(r.initial) > 0
 		s.known.adopt(s.pages, len(r.initial), maps.All(r.initial))
 		s.known.settle(s.pages)
@@ -92,18 +94,13 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 		s.wildcard = len(r.subscribe) == 0 && impliesWildcard(s.typeURL)
 		a.wildcard = s.wildcard
 	}
-	s.names.expect(len(r.subscribe))
-	for _, name := range r.subscribe {
-		if name == wildcardName {
-			a.wildcard = a.wildcard || !s.wildcard
-			s.wildcard = true
-			continue
-		}
-		s.names.set(name, "")
-		if _, has := r.initial[name]; !fresh || !has {
-			a.names[name] = struct{}{}
-		}
+	subscribe := r.subscribe
+	if slices.Contains(subscribe, wildcardName) {
+		a.wildcard = a.wildcard || !s.wildcard
+		s.wildcard = true
+		subscribe = slices.DeleteFunc(slices.Clone(subscribe), func(name string) bool { return name == wildcardName })
 	}
+	a.names = s.take(subscribe, has)
 	for _, name := range r.unsubscribe {
 		if name == wildcardName {
 			a.wildcard = false
@@ -111,7 +108,7 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 			continue
 		}
 		s.names.remove(name)
-		delete(a.names, name)
+		a.names.remove(name)
 		s.forget(name)
 		if s.wildcard {
 			a.doubtful[name] = struct{}{}
@@ -121,8 +118,20 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 	return a
 }
 
-// newIn is about how many names a request asks for that its client does not have.
-func newIn(r *request) int { return max(0, len(r.subscribe)-len(r.initial)) }
+// take subscribes to names, and gives those of them that the client is to be told of: those that it did not come with.
+func (s *subscription) take(names []string, has map[string]string) (asked ledger) {
+	first := s.names.len() == 0
+	s.names.adopt(s.pages, len(names), unversioned(names))
+	s.names.settle(s.pages)
+	if len(has) == 0 && first {
+		return s.names.copy()
+	}
+	if len(has) > 0 {
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { _, there := has[name]; return there })
+	}
+	asked.adopt(s.pages, len(names), unversioned(names))
+	return asked
+}
 
 func (s *subscription) dropWildcard() {
 	s.wildcard = false
@@ -136,9 +145,9 @@ func (s *subscription) dropWildcard() {
 // answerFirst answers the first request of a type on a stream. A client that comes back with all it should have is left
 // in peace; any other gets an answer, even an empty one, because it waits for it.
 func (c *connection) answerFirst(sub *subscription, a ask) error {
-	forced := a.names
+	forced := a.names.copy()
 	if sub.typeURL == EndpointType {
-		forced = c.takeOwed(sub, forced)
+		c.takeOwed(sub, &forced)
 	}
 	want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 	if err != nil {
@@ -160,11 +169,14 @@ func (c *connection) answerFirst(sub *subscription, a ask) error {
 // answerMore answers a later request, which subscribes to more.
 func (c *connection) answerMore(sub *subscription, a ask) error {
 	all := a.wildcard || len(a.doubtful) > 0
-	want, err := c.generate(sub, all, mapKeys(a.names))
+	want, err := c.generate(sub, all, a.names.sorted())
 	if err != nil {
 		return nil
 	}
-	forced := union(a.names, a.doubtful)
+	forced := a.names.copy()
+	for name := range a.doubtful {
+		forced.set(name, "")
+	}
 	missing := without(forced, want)
 	send := sub.diff(want, forced).send
 	if !a.wildcard {
@@ -174,9 +186,18 @@ func (c *connection) answerMore(sub *subscription, a ask) error {
 }
 
 // without gives the names that no resource has, sorted.
-func without(names map[string]struct{}, resources []*Resource) []string {
-	left := make(map[string]struct{}, len(names))
-	for name := range names {
+func without(names ledger, resources []*Resource) []string {
+	there := 0
+	for _, r := range resources {
+		if names.has(r.Name) {
+			there++
+		}
+	}
+	if there == names.len() {
+		return nil
+	}
+	left := make(map[string]struct{}, names.len())
+	for name := range names.all {
 		left[name] = struct{}{}
 	}
 	for _, r := range resources {
@@ -185,23 +206,12 @@ func without(names map[string]struct{}, resources []*Resource) []string {
 	return mapKeys(left)
 }
 
-func only(resources []*Resource, names map[string]struct{}) []*Resource {
+func only(resources []*Resource, names ledger) []*Resource {
 	var kept []*Resource
 	for _, r := range resources {
-		if _, ok := names[r.Name]; ok {
+		if names.has(r.Name) {
 			kept = append(kept, r)
 		}
 	}
 	return kept
-}
-
-func union(a, b map[string]struct{}) map[string]struct{} {
-	all := make(map[string]struct{}, len(a)+len(b))
-	for name := range a {
-		all[name] = struct{}{}
-	}
-	for name := range b {
-		all[name] = struct{}{}
-	}
-	return all
 }

@@ -3,6 +3,7 @@ package xds
 import (
 	"hash/maphash"
 	"iter"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -90,7 +91,7 @@ func (l *ledger) set(name, version string) {
 	l.differ(name, entry{version: version})
 }
 
-// adopt makes an empty ledger hold a set of names, each of which is given once. Where others hold the same, as most clients
+// adopt adds a set of names, each of which is given once. Where the ledger is empty and others hold the same, as most clients
 // of a mesh do, it shares what they have without making anything of its own first.
 func (l *ledger) adopt(p *pages, n int, all iter.Seq2[string, string]) {
 	if l.size > 0 || n < pageSize {
@@ -113,10 +114,21 @@ func (l *ledger) adopt(p *pages, n int, all iter.Seq2[string, string]) {
 	}
 }
 
-// expect makes room for names that are set next.
-func (l *ledger) expect(n int) {
-	if l.own == nil && n >= pageSize {
-		l.own = make(map[string]entry, n)
+// copy is one that can change by itself.
+func (l *ledger) copy() ledger {
+	c := *l
+	c.own = maps.Clone(l.own)
+	return c
+}
+
+// unversioned are names without versions.
+func unversioned(names []string) iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		for _, name := range names {
+			if !yield(name, "") {
+				return
+			}
+		}
 	}
 }
 

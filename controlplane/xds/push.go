@@ -212,7 +212,7 @@ func (c *connection) compare(sub *subscription, t Touched) (difference, error) {
 		if err != nil {
 			return difference{}, err
 		}
-		return sub.diff(want, nil), nil
+		return sub.diff(want, ledger{}), nil
 	}
 	names := sub.wanted(t.Names)
 	want, err := c.generate(sub, false, names)

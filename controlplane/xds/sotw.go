@@ -110,7 +110,7 @@ func (c *connection) updateSotw(sub *subscription, t Touched) error {
 	if err != nil {
 		return nil
 	}
-	d := sub.diff(want, nil)
+	d := sub.diff(want, ledger{})
 	switch {
 	case len(d.send) == 0 && len(d.removed) == 0:
 		return nil
@@ -122,7 +122,7 @@ func (c *connection) updateSotw(sub *subscription, t Touched) error {
 	if len(d.send) == 0 { // removeSotw does it all
 		return nil
 	}
-	return c.deliver(sub, append(want, sub.leaving()...), nil, true)
+	return c.deliver(sub, slices.Concat(want, sub.leaving()), nil, true)
 }
 
 // leaving gives what is to be removed and was sent.

@@ -75,14 +75,8 @@ type difference struct {
 }
 
 // diff compares all that the client should have with what it has. Forced names are sent although the client has them.
-func (s *subscription) diff(want []*Resource, forced map[string]struct{}) difference {
-	d := s.lacking(want, forced)
-	present := 0
-	for _, r := range want {
-		if s.known.has(r.Name) {
-			present++
-		}
-	}
+func (s *subscription) diff(want []*Resource, forced ledger) difference {
+	d, present := s.lacking(want, forced)
 	if present < s.known.len() {
 		d.removed = s.absent(want)
 	}
@@ -91,7 +85,10 @@ func (s *subscription) diff(want []*Resource, forced map[string]struct{}) differ
 
 // diffOf compares some names only: want is what there is of them.
 func (s *subscription) diffOf(names []string, want []*Resource) difference {
-	d := s.lacking(want, nil)
+	d, _ := s.lacking(want, ledger{})
+	if s.known.len() == 0 {
+		return d
+	}
 	there := make(map[string]struct{}, len(want))
 	for _, r := range want {
 		there[r.Name] = struct{}{}
@@ -116,13 +113,20 @@ func (s *subscription) wanted(names []string) []string {
 	return slices.Compact(out)
 }
 
-// lacking gives what of want has to be sent.
-func (s *subscription) lacking(want []*Resource, forced map[string]struct{}) difference {
-	var d difference
+// lacking gives what of want has to be sent, and how many of it the client has in some version. Nobody may change what is
+// to be sent: it may be all of want.
+func (s *subscription) lacking(want []*Resource, forced ledger) (d difference, present int) {
+	if s.known.len() == 0 && len(s.refused) == 0 {
+		d.send = slices.Clip(want)
+		return d, 0
+	}
 	var again, suspects []*Resource
 	for _, r := range want {
 		version, known := s.known.get(r.Name)
-		_, force := forced[r.Name]
+		if known {
+			present++
+		}
+		force := forced.has(r.Name)
 		refused, wasRefused := s.refused[r.Name]
 		wasRefused = wasRefused && refused.version == r.Version
 		switch {
@@ -138,7 +142,7 @@ func (s *subscription) lacking(want []*Resource, forced map[string]struct{}) dif
 	}
 	d.again = parts(again, maxParts)
 	d.again = append(d.again, parts(suspects, len(suspects))...)
-	return d
+	return d, present
 }
 
 // absent gives what the client has and should not, sorted.
@@ -213,7 +217,19 @@ func (s *subscription) settle(nonce string) *sent {
 
 func (s *subscription) ack(b *sent) {
 	s.acked, s.ackedAt = b.told(), time.Now()
-	for _, res := range b.resources {
+	if len(s.refused) > 0 {
+		s.pardon(b.resources)
+	}
+	for _, name := range b.removed {
+		if version, _ := s.known.get(name); version == unsure { // an earlier answer had cast doubt on it, and nothing was sent since
+			s.forget(name)
+		}
+	}
+}
+
+// pardon lifts the refusals of what was accepted.
+func (s *subscription) pardon(accepted []*Resource) {
+	for _, res := range accepted {
 		r, ok := s.refused[res.Name]
 		if !ok {
 			continue
@@ -221,11 +237,6 @@ func (s *subscription) ack(b *sent) {
 		// A newer refusal of the same name is not lifted by the late acknowledgement of an older version.
 		if known, _ := s.known.get(res.Name); r.version == res.Version || known == res.Version {
 			delete(s.refused, res.Name)
-		}
-	}
-	for _, name := range b.removed {
-		if version, _ := s.known.get(name); version == unsure { // an earlier answer had cast doubt on it, and nothing was sent since
-			s.forget(name)
 		}
 	}
 }

@@ -235,7 +235,7 @@ func (c *connection) updateHosts(t Touched) error {
 		if err != nil {
 			return nil
 		}
-		return c.deliverHosts(hosts, hosts.diff(want, nil))
+		return c.deliverHosts(hosts, hosts.diff(want, ledger{}))
 	}
 	names = slices.DeleteFunc(slices.Clone(t.Names), func(name string) bool { return !c.apart.placed[routeOf(name)] })
 	slices.Sort(names)
@@ -250,6 +250,12 @@ func (c *connection) updateHosts(t Touched) error {
 // deliverHosts sends one response for each route configuration: Envoy refuses a response whole, and checks the domains of
 // each route configuration together, so that one which moves must be in one response.
 func (c *connection) deliverHosts(hosts *subscription, d difference) error {
+	if d.ofOneRoute() {
+		if err := c.deliver(hosts, d.send, d.removed, false); err != nil {
+			return err
+		}
+		return c.deliverAgain(hosts, d)
+	}
 	byRoute := map[string]*difference{}
 	of := func(name string) *difference {
 		route := routeOf(name)
@@ -272,6 +278,18 @@ func (c *connection) deliverHosts(hosts *subscription, d difference) error {
 		}
 	}
 	return c.deliverAgain(hosts, d)
+}
+
+// ofOneRoute says whether all virtual hosts are of one route configuration.
+func (d difference) ofOneRoute() bool {
+	route := ""
+	if len(d.send) > 0 {
+		route = routeOf(d.send[0].Name)
+	} else if len(d.removed) > 0 {
+		route = routeOf(d.removed[0])
+	}
+	return !slices.ContainsFunc(d.send, func(r *Resource) bool { return routeOf(r.Name) != route }) &&
+		!slices.ContainsFunc(d.removed, func(name string) bool { return routeOf(name) != route })
 }
 
 // hostsAnswered goes on after the client's answer.

@@ -1,0 +1,125 @@
+package translate_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// turns make another proxy of one, that differs in one respect and may be in the same scope.
+var turns = []string{
+	"", " turned=yes", " INTERCEPTION_MODE=REDIRECT", " HOSTS_APART=yes", " LOCALITY=west/b/2", " LOCALITY=east/a/1 HOSTS_APART=yes",
+	" ENVOY_VERSION=1.36.4", " ENVOY_VERSION=1.40.0 INTERCEPTION_MODE=REDIRECT", " ISTIO_VERSION=1.20.0",
+	" INTERCEPTION_MODE=REDIRECT INSTANCE_IPS=127.203.99.1,2001:db8::99",
+}
+
+// TestWhatOthersWereGivenMakesNoDifference: much is made once for many proxies. Whoever has been served before, each gets
+// what it would get if it were alone.
+func TestWhatOthersWereGivenMakesNoDifference(t *testing.T) {
+	for _, tp := range topics(t) {
+		shared := snapshot.Build(nil, tp.mesh.inputs(), nil)
+		var proxies []string
+		for _, description := range tp.proxies {
+			for _, turn := range turns {
+				if !strings.HasPrefix(description, "router") || !strings.Contains(turn, "INTERCEPTION") {
+					proxies = append(proxies, description+turn)
+				}
+			}
+		}
+		asked := askedOf(t, tp)
+		for range 2 { // in this order, and the other way round
+			for _, description := range proxies {
+				resourcesAsked(t, shared, description, asked)
+			}
+			slices.Reverse(proxies)
+		}
+		for _, description := range proxies {
+			alone := snapshot.Build(nil, tp.mesh.inputs(), nil)
+			want, got := resourcesAsked(t, alone, description, asked), resourcesAsked(t, shared, description, asked)
+			if !slices.Equal(want, got) {
+				t.Errorf("%s, %s: with others before it is given\n%s", tp.name, description, difference(want, got))
+			}
+		}
+	}
+}
+
+// askedOf is one list of names of assignments, long enough to be taken as that of many proxies.
+func askedOf(t *testing.T, tp topic) []string {
+	t.Helper()
+	var names []string
+	for _, description := range tp.proxies {
+		clusters, err := generate(snapshot.Build(nil, tp.mesh.inputs(), nil), proxy(t, description), xds.ClusterType, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range clusters {
+			names = append(names, r.Name)
+		}
+	}
+	for i := range 64 {
+		names = append(names, fmt.Sprintf("outbound|%d||nobody.example.com", i))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func resourcesAsked(t *testing.T, snap *snapshot.Snapshot, description string, names []string) []string {
+	t.Helper()
+	out := resourcesOf(t, snap, description)
+	endpoints, err := generate(snap, proxy(t, description), xds.EndpointType, names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range endpoints {
+		out = append(out, "asked "+r.Name+" "+r.Version)
+	}
+	return out
+}
+
+func difference(want, got []string) string {
+	var b strings.Builder
+	for _, line := range got {
+		if !slices.Contains(want, line) {
+			fmt.Fprintf(&b, "+ %s\n", line)
+		}
+	}
+	for _, line := range want {
+		if !slices.Contains(got, line) {
+			fmt.Fprintf(&b, "- %s\n", line)
+		}
+	}
+	return b.String()
+}
+
+const patchOfOne = `
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: one, namespace: two}
+spec:
+  workloadSelector: {labels: {app: x}}
+  configPatches: [{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND}, patch: {operation: MERGE, value: {connect_timeout: 77s}}}]
+`
+
+func TestAWorkloadsOwnPatchesOfClustersAreNotItsNeighbours(t *testing.T) {
+	m := newTestMesh(t, nil, affectedMesh, patchOfOne)
+	clusters := func(snap *snapshot.Snapshot, description string) []string {
+		list, err := generate(snap, proxy(t, description), xds.ClusterType, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, r := range list {
+			out = append(out, r.Name+" "+r.Version)
+		}
+		return out
+	}
+	const patched, plain = "sidecar x.two 127.203.27.1 app=x", "sidecar y.two 127.203.28.1 app=y"
+	first, second := clusters(m.snap, patched), clusters(m.snap, plain)
+	if want := clusters(newTestMesh(t, nil, affectedMesh).snap, plain); !slices.Equal(want, second) || slices.Equal(first, second) {
+		t.Errorf("behind a neighbour with patches it is given\n%s", difference(want, second))
+	}
+}
