@@ -71,11 +71,27 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Inject: cfg.Inject})}
 	var err error
-	if b.nft, err = nft.New(nft.Config{NetNS: cfg.NetNS, Locked: true, Inject: cfg.Inject}); err != nil {
+	if b.nft, err = nft.New(nft.Config{NetNS: cfg.NetNS, Inject: cfg.Inject}); err != nil {
 		return nil, err
 	}
-	b.alone, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true, Locked: true, Inject: cfg.Inject})
+	b.alone, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true, Inject: cfg.Inject})
 	return b, err
+}
+
+// turn is the back end in a turn at its namespace.
+type turn struct {
+	*Backend
+	*namespace.Turn
+	routes     *route.Routes
+	nft, alone *nft.Backend
+}
+
+func (b *Backend) take(ctx context.Context) (*turn, error) {
+	t, err := namespace.Take(ctx, b.cfg.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	return &turn{Backend: b, Turn: t, routes: b.routes.In(t), nft: b.nft.In(t), alone: b.alone.In(t)}, nil
 }
 
 // Name is that of the back end that was used last; before that, of the one that would be tried first.
@@ -95,26 +111,26 @@ func (b *Backend) Name() string {
 // captures a packet. All of it is one turn of the namespace's lock: otherwise two who apply by different back ends could
 // each take away what the other has just put in force.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
-	release, err := namespace.Lock(ctx, b.cfg.NetNS)
+	t, err := b.take(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer t.End()
 	if b.cfg.Choice == Auto || b.cfg.Choice == NFTables {
-		err := b.applyNFTables(ctx, rules)
+		err := t.applyNFTables(ctx, rules)
 		if b.cfg.Choice == NFTables || !errors.Is(err, nft.ErrUnsupported) {
 			return err
 		}
 		b.cfg.Logger.Info("nftables does not do: trying iptables", "error", err)
-		if second := b.applyIPTables(ctx, rules); second != nil {
+		if second := t.applyIPTables(ctx, rules); second != nil {
 			return errors.Join(err, second)
 		}
 		return nil
 	}
-	return b.applyIPTables(ctx, rules)
+	return t.applyIPTables(ctx, rules)
 }
 
-func (b *Backend) applyNFTables(ctx context.Context, rules *iptables.RuleSet) error {
+func (b *turn) applyNFTables(ctx context.Context, rules *iptables.RuleSet) error {
 	there, err := b.hasIPTables(ctx)
 	if err != nil {
 		return err
@@ -137,7 +153,7 @@ func (b *Backend) applyNFTables(ctx context.Context, rules *iptables.RuleSet) er
 	return nil
 }
 
-func (b *Backend) applyIPTables(ctx context.Context, rules *iptables.RuleSet) error {
+func (b *turn) applyIPTables(ctx context.Context, rules *iptables.RuleSet) error {
 	x, err := b.iptables(ctx, flavourOf(b.cfg.Choice), false)
 	if err != nil {
 		return err
@@ -176,16 +192,16 @@ func flavourOf(c Choice) xt.Flavour {
 
 // Read gives what is in force by whichever back end.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
-	release, err := namespace.Lock(ctx, b.cfg.NetNS)
+	t, err := b.take(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
-	in, err := b.nft.Read(ctx)
+	defer t.End()
+	in, err := t.nft.Read(ctx)
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
 		return nil, err
 	}
-	there, err := b.hasIPTables(ctx)
+	there, err := t.hasIPTables(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -224,18 +240,18 @@ func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in
 
 // Clean takes away what either back end has of ours, and routing.
 func (b *Backend) Clean(ctx context.Context) error {
-	release, err := namespace.Lock(ctx, b.cfg.NetNS)
+	t, err := b.take(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
-	there, err := b.hasIPTables(ctx) // before: the kernel answers late after something was taken away
+	defer t.End()
+	there, err := t.hasIPTables(ctx) // before: the kernel answers late after something was taken away
 	if err != nil {
 		return err
 	}
 	var errs []error
-	if err := b.nft.Clean(ctx); errors.Is(err, nft.ErrUnsupported) {
-		_, err := b.routes.Prune(nil, 0)
+	if err := t.nft.Clean(ctx); errors.Is(err, nft.ErrUnsupported) {
+		_, err := t.routes.Prune(nil, 0)
 		errs = append(errs, err)
 	} else {
 		errs = append(errs, err)
@@ -255,7 +271,7 @@ func (b *Backend) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bo
 var ownPrefixes = []string{"ISTIO_", "PILOTFISH_"}
 
 // hasIPTables says whether iptables may have rules of ours, in either flavour.
-func (b *Backend) hasIPTables(ctx context.Context) (bool, error) {
+func (b *turn) hasIPTables(ctx context.Context) (bool, error) {
 	chains, err := b.nft.ChainsOfIPTables(ctx, ownPrefixes...)
 	if err == nil && len(chains) > 0 {
 		return true, nil

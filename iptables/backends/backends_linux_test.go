@@ -113,7 +113,7 @@ func TestIPTablesServeWhereTheKernelHasNoNFTables(t *testing.T) {
 	ctx := context.Background()
 	ns := testns.New(t)
 	b := open(t, ns, Auto)
-	lacking, err := nft.New(nft.Config{NetNS: int(ns.Handle), Locked: true, Inject: func(string) error { return nft.ErrUnsupported }})
+	lacking, err := nft.New(nft.Config{NetNS: int(ns.Handle), Inject: func(string) error { return nft.ErrUnsupported }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestNothingIsRunWhereIPTablesHasNothing(t *testing.T) {
 	if err := b.Apply(ctx, rules(t, iptables.RedirectMode)); err != nil {
 		t.Fatal(err)
 	}
-	if there, err := b.hasIPTables(ctx); there || err != nil {
+	if there, err := hasIPTables(t, b); there || err != nil {
 		t.Errorf("iptables has rules: %v %v", there, err)
 	}
 	in, err := b.Read(ctx)
@@ -206,11 +206,21 @@ func TestNoProgramIsNeededForLegacyTablesOfOthers(t *testing.T) {
 	if err := b.Apply(ctx, rules(t, iptables.RedirectMode)); err != nil {
 		t.Fatal(err)
 	}
-	if there, err := b.hasIPTables(ctx); there || err != nil {
+	if there, err := hasIPTables(t, b); there || err != nil {
 		t.Errorf("rules of others are taken for ours: %v %v", there, err)
 	}
 	others("$p -w -t nat -N ISTIO_OUTPUT")
-	if there, err := b.hasIPTables(ctx); !there || err != nil {
+	if there, err := hasIPTables(t, b); !there || err != nil {
 		t.Errorf("a chain of ours is not seen: %v %v", there, err)
 	}
+}
+
+func hasIPTables(t *testing.T, b *Backend) (bool, error) {
+	t.Helper()
+	turn, err := b.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer turn.End()
+	return turn.hasIPTables(t.Context())
 }

@@ -18,9 +18,8 @@ type Stale struct {
 	DNS bool
 }
 
-// After tells what is stale after a change of rules; nil are no rules. Living connections go on as they are.
+// After tells what is stale after a change of rules in canonical form; nil are no rules. Living connections go on as they are.
 func After(before, after *iptables.RuleSet) Stale {
-	before, after = iptables.Canonical(before), iptables.Canonical(after)
 	return Stale{
 		Ended: !reflect.DeepEqual(chains(before), chains(after)),
 		DNS:   !reflect.DeepEqual(aboutUDP(before), aboutUDP(after)),

@@ -8,6 +8,9 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // Numbers of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h that x/sys/unix does not have.
@@ -45,34 +48,51 @@ func Forget(netns int, stale Stale) error {
 	if !stale.Any() {
 		return nil
 	}
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: max(netns, 0)})
+	var s *kernel.Socket
+	err := namespace.Do(netns, func() (err error) {
+		s, err = kernel.Dial(unix.NETLINK_NETFILTER, time.Now().Add(patience))
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("open a netlink socket to connection tracking: %w", err)
 	}
 	// The kernel holds who closes such a socket until rules that were taken away before are gone for every processor.
-	defer func() { go func() { _ = c.Close() }() }()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		return err
+	defer func() { go func() { _ = s.Close() }() }()
+	return ForgetBy(s, stale)
+}
+
+// ForgetBy has the namespace of a socket of NETLINK_NETFILTER forget what is stale.
+func ForgetBy(s *kernel.Socket, stale Stale) error {
+	if !stale.Any() {
+		return nil
 	}
-	some, err := tracksAny(c)
+	some, err := tracksAny(s)
 	if err != nil || !some {
 		return err
 	}
-	flows, err := c.Execute(request(ipctnlGet, netlink.Dump, anyFamily))
+	var flows []kernel.Reply
+	for range attempts {
+		flows, err = s.Ask(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlGet, unix.NLM_F_DUMP, anyFamily)
+		if !errors.Is(err, kernel.ErrInterrupted) {
+			break
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("list tracked connections: %w", err)
 	}
-	return remove(c, flows, stale)
+	return remove(s, flows, stale)
 }
+
+// attempts bounds how often connections are listed while they change.
+const attempts = 10
 
 // anyFamily is struct nfgenmsg.
 var anyFamily = []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
 
 // tracksAny asks whether the namespace has tracked connections. To list none takes the kernel 5 ms, as it keeps those of all
 // namespaces in one table.
-func tracksAny(c *netlink.Conn) (bool, error) {
-	// The kernel says that more is to come, and nothing does: without an acknowledgement one would wait for ever.
-	replies, err := c.Execute(request(ipctnlStats, netlink.Acknowledge, anyFamily))
+func tracksAny(s *kernel.Socket) (bool, error) {
+	replies, err := s.Ask(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlStats, 0, anyFamily)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
@@ -86,25 +106,20 @@ func tracksAny(c *netlink.Conn) (bool, error) {
 	return len(count) != 4 || binary.BigEndian.Uint32(count) > 0, nil
 }
 
-func request(kind int, flags netlink.HeaderFlags, data []byte) netlink.Message {
-	return netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags},
-		Data:   data,
-	}
-}
-
 // remove sends the deletions, many at a time. One that has gone by itself meanwhile is no loss.
-func remove(c *netlink.Conn, flows []netlink.Message, stale Stale) error {
-	var batch []netlink.Message
+func remove(s *kernel.Socket, flows []kernel.Reply, stale Stale) error {
+	var batch []byte
+	n := 0
 	for i, f := range flows {
 		if data, is := deletion(f.Data, stale); is {
-			batch = append(batch, request(ipctnlDelete, 0, data))
+			batch = kernel.Append(batch, unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlDelete, 0, s.Next(), data)
+			n++
 		}
-		if len(batch) == deleteAtOnce || (i == len(flows)-1 && len(batch) > 0) {
-			if _, err := c.SendMessages(batch); err != nil {
-				return fmt.Errorf("delete %d tracked connections: %w", len(batch), err)
+		if n == deleteAtOnce || (i == len(flows)-1 && n > 0) {
+			if err := s.Send(batch); err != nil {
+				return fmt.Errorf("delete %d tracked connections: %w", n, err)
 			}
-			batch = nil
+			batch, n = nil, 0
 		}
 	}
 	return nil

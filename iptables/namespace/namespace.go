@@ -4,7 +4,7 @@ package namespace
 
 import "time"
 
-// Patience is how long Lock waits. Any process of the namespace could hold the lock for ever, so that it cannot be what
+// Patience is how long Take and Lock wait. Any process of the namespace could hold the lock for ever, so that it cannot be what
 // safety depends on: the kernel's transactions are.
 const Patience = 5 * time.Second
 

@@ -38,22 +38,13 @@ func Do(fd int, f func() error) error {
 	return <-done
 }
 
-// Lock takes the lock of the namespace. After Patience it goes on without. The lock is gone when it is released, or with
-// the process.
+// Lock takes a turn of which nothing but the lock is needed.
 func Lock(ctx context.Context, fd int) (release func(), err error) {
-	lock := -1
-	err = Do(fd, func() (err error) {
-		lock, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
+	t, err := Take(ctx, fd)
 	if err != nil {
-		return nil, fmt.Errorf("a lock of the network namespace: %w", err)
+		return nil, err
 	}
-	if err := wait(ctx, lock); err != nil {
-		_ = unix.Close(lock)
-		return nil, fmt.Errorf("lock the network namespace: %w", err)
-	}
-	return func() { _ = unix.Close(lock) }, nil
+	return t.End, nil
 }
 
 // wait asks again and again for the name, which belongs to the namespace that the socket was made in.

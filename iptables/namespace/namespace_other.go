@@ -14,3 +14,12 @@ func Do(int, func() error) error { return errLinux }
 
 // Lock fails.
 func Lock(context.Context, int) (release func(), err error) { return nil, errLinux }
+
+// Turn is of Linux.
+type Turn struct{}
+
+// Take fails.
+func Take(context.Context, int) (*Turn, error) { return nil, errLinux }
+
+// End has nothing to end.
+func (*Turn) End() {}

@@ -3,9 +3,10 @@ package nft
 import (
 	"encoding/binary"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
 )
 
 // Netlink attributes are in the order of bytes of the machine, nftables' numbers in them are big-endian.
@@ -85,61 +86,10 @@ func (a attributes) number(kind uint16) (uint32, bool) {
 	return binary.BigEndian.Uint32(b), true
 }
 
-// reply is a message of the kernel's.
-type reply struct {
-	kind, flags uint16
-	sequence    uint32
-	data        []byte
-}
-
-// errno is the error that the message tells, 0 for none.
-func (r reply) errno() syscall.Errno {
-	if (r.kind != unix.NLMSG_ERROR && r.kind != unix.NLMSG_DONE) || len(r.data) < 4 {
-		return 0
-	}
-	return syscall.Errno(-int32(binary.NativeEndian.Uint32(r.data)))
-}
-
-func (r reply) interrupted() bool { return r.flags&unix.NLM_F_DUMP_INTR != 0 }
-
-// attributes are those of an nftables message, behind its struct nfgenmsg.
-func (r reply) attributes() attributes {
-	if len(r.data) < 4 {
+// bodyOf are the attributes of an nftables message, behind its struct nfgenmsg.
+func bodyOf(r kernel.Reply) attributes {
+	if len(r.Data) < 4 {
 		return nil
 	}
-	return parse(r.data[4:])
-}
-
-// receive reads what one datagram of the kernel's holds.
-func (c *conn) receive() ([]reply, error) {
-	buf := make([]byte, 64<<10) // no dump's datagram is larger (net/netlink/af_netlink.c: 32 KiB)
-	var n int
-	var err error
-	if waited := c.raw.Read(func(fd uintptr) bool {
-		n, _, err = unix.Recvfrom(int(fd), buf, unix.MSG_DONTWAIT)
-		return err != unix.EAGAIN && err != unix.EINTR
-	}); waited != nil {
-		return nil, waited
-	}
-	if err != nil {
-		return nil, err
-	}
-	return split(buf[:n]), nil
-}
-
-// split separates the messages of a datagram.
-func split(b []byte) []reply {
-	var out []reply
-	for len(b) >= unix.NLMSG_HDRLEN {
-		n := int(binary.NativeEndian.Uint32(b))
-		if n < unix.NLMSG_HDRLEN || n > len(b) {
-			return out
-		}
-		out = append(out, reply{
-			kind: binary.NativeEndian.Uint16(b[4:]), flags: binary.NativeEndian.Uint16(b[6:]),
-			sequence: binary.NativeEndian.Uint32(b[8:]), data: b[unix.NLMSG_HDRLEN:n],
-		})
-		b = b[min((n+3)&^3, len(b)):]
-	}
-	return out
+	return parse(r.Data[4:])
 }

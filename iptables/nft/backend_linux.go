@@ -17,6 +17,7 @@ import (
 type Backend struct {
 	cfg    Config
 	routes *route.Routes
+	turn   *namespace.Turn // nil: each call takes one
 }
 
 // New gives the back end of a namespace.
@@ -27,21 +28,28 @@ func New(cfg Config) (*Backend, error) {
 // Name is "nftables".
 func (*Backend) Name() string { return Name }
 
-// within runs f under the namespace's lock, with an open connection.
-func (b *Backend) within(ctx context.Context, f func(*conn) error) error {
-	if !b.cfg.Locked {
-		release, err := namespace.Lock(ctx, b.cfg.NetNS)
+// In gives the back end that works in a turn at the namespace that its caller has.
+func (b *Backend) In(t *namespace.Turn) *Backend {
+	in := *b
+	in.turn, in.routes = t, b.routes.In(t)
+	return &in
+}
+
+// within runs f in a turn at the namespace.
+func (b *Backend) within(ctx context.Context, f func(*Backend, *conn) error) error {
+	if b.turn == nil {
+		t, err := namespace.Take(ctx, b.cfg.NetNS)
 		if err != nil {
 			return err
 		}
-		defer release()
+		defer t.End()
+		b = b.In(t)
 	}
-	c, err := dial(ctx, b.cfg.NetNS)
+	c, err := connect(b.turn)
 	if err != nil {
 		return err
 	}
-	defer c.close()
-	return f(c)
+	return f(b, c)
 }
 
 // Apply replaces what is in force. What routing needs is added before the rules that use it, and what it no longer
@@ -51,7 +59,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	if rules == nil {
 		return errors.New("there is no rule set to apply; Clean takes away what is there")
 	}
-	return b.within(ctx, func(c *conn) error {
+	return b.within(ctx, func(b *Backend, c *conn) error {
 		undoAdd, err := b.routes.Add(rules.Routing, rules.Families)
 		if err != nil {
 			return fmt.Errorf("add what transparent proxying needs: %w", err)
@@ -60,7 +68,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("apply the rules by nftables: %w", err), undoAdd())
 		}
-		if err := conntrack.Forget(b.cfg.NetNS, conntrack.After(before, rules)); err != nil {
+		if err := conntrack.ForgetBy(c.socket, conntrack.After(before, rules)); err != nil {
 			return errors.Join(err, b.restore(c, before), undoAdd())
 		}
 		if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
@@ -113,7 +121,11 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 		if err != nil || len(next.messages) == 0 {
 			return err
 		}
-		c.removed = c.removed || old.exists
+		if old.exists {
+			// After something was taken away the kernel holds the last one that closes its socket until no processor can see
+			// it any more, which takes 10 ms and more; nobody has to wait for that.
+			c.turn.Leave(unix.NETLINK_NETFILTER)
+		}
 		if err := c.commit(old.generation, next.messages); !errors.Is(err, unix.ERESTART) {
 			return err
 		}
@@ -124,7 +136,7 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 // Read gives what is in force, in canonical form.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	var out *iptables.Installed
-	err := b.within(ctx, func(c *conn) error {
+	err := b.within(ctx, func(b *Backend, c *conn) error {
 		s, err := c.look(true)
 		if err != nil {
 			return err
@@ -151,7 +163,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 
 // Clean takes the table away, and then what routing has of ours.
 func (b *Backend) Clean(ctx context.Context) error {
-	return b.within(ctx, func(c *conn) error {
+	return b.within(ctx, func(b *Backend, c *conn) error {
 		var before *iptables.RuleSet
 		err := b.transact(c, "remove the rules", func(old *state) (*batch, error) {
 			before = decode(old).Rules
@@ -167,6 +179,6 @@ func (b *Backend) Clean(ctx context.Context) error {
 		if _, err := b.routes.Prune(nil, 0); err != nil {
 			return errors.Join(fmt.Errorf("remove routing: %w", err), b.restore(c, before))
 		}
-		return conntrack.Forget(b.cfg.NetNS, conntrack.After(before, nil))
+		return conntrack.ForgetBy(c.socket, conntrack.After(before, nil))
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // Backend is of Linux.
@@ -16,6 +17,9 @@ var errLinux = errors.Join(ErrUnsupported, errors.New("redirection works on Linu
 
 // New fails.
 func New(Config) (*Backend, error) { return nil, errLinux }
+
+// In gives the same.
+func (b *Backend) In(*namespace.Turn) *Backend { return b }
 
 // Name is "nftables".
 func (*Backend) Name() string { return Name }

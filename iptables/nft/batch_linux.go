@@ -5,7 +5,6 @@ import (
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
@@ -18,7 +17,7 @@ type batch struct {
 	rule     string // being made, for errors
 }
 
-func (b *batch) add(kind uint16, flags netlink.HeaderFlags, what string, body []byte) {
+func (b *batch) add(kind uint16, flags uint16, what string, body []byte) {
 	b.messages = append(b.messages, message{kind: kind, flags: flags, body: body, what: what})
 }
 
@@ -33,7 +32,7 @@ func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 		b.remove()
 		old = &state{}
 	}
-	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, "table "+Table, text(unix.NFTA_TABLE_NAME, Table))
+	b.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "table "+Table, text(unix.NFTA_TABLE_NAME, Table))
 	stay := b.prune(rules, old)
 	for _, c := range rules.Chains {
 		if name := chainName(c); !stay[name] {
@@ -88,7 +87,7 @@ func (b *batch) chain(name string, at base) {
 			nested(unix.NFTA_CHAIN_HOOK, number(unix.NFTA_HOOK_HOOKNUM, at.hook), number(unix.NFTA_HOOK_PRIORITY, uint32(at.priority))),
 			number(unix.NFTA_CHAIN_POLICY, nfAccept), text(unix.NFTA_CHAIN_TYPE, at.kind))
 	}
-	b.add(unix.NFT_MSG_NEWCHAIN, netlink.Create, "chain "+name, concat(parts...))
+	b.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "chain "+name, concat(parts...))
 }
 
 // fill adds the rules of a chain.
@@ -151,7 +150,7 @@ func (b *batch) append(chain, comment string, exprs []expr.Any) error {
 		}
 		list = append(list, nested(unix.NFTA_LIST_ELEM, data))
 	}
-	b.add(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, "rule "+comment, concat(
+	b.add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "rule "+comment, concat(
 		text(unix.NFTA_RULE_TABLE, Table), text(unix.NFTA_RULE_CHAIN, chain),
 		nested(unix.NFTA_RULE_EXPRESSIONS, list...),
 		attribute(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, comment))))

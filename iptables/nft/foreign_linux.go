@@ -17,7 +17,7 @@ import (
 // Foreign tells of the base chains of others, iptables-nft's among them, that packets of the namespace meet, and of what
 // their rules name: who tests with packets of other ports and addresses would not see what these rules do.
 func (b *Backend) Foreign(ctx context.Context) (all []iptables.ForeignChain, err error) {
-	err = b.within(ctx, func(c *conn) error {
+	err = b.within(ctx, func(_ *Backend, c *conn) error {
 		for range attempts {
 			if all, err = c.foreign(); !errors.Is(err, errInterrupted) {
 				return err
@@ -46,8 +46,8 @@ func (c *conn) foreign() ([]iptables.ForeignChain, error) {
 	named := map[owner][]iptables.Named{} // by table: rules of chains that base chains jump to count for these
 	count := map[owner]int{}
 	for _, r := range rules {
-		a := r.attributes()
-		at := owner{family: familyByte(r.data), table: a.text(unix.NFTA_RULE_TABLE), chain: a.text(unix.NFTA_RULE_CHAIN)}
+		a := bodyOf(r)
+		at := owner{family: familyByte(r.Data), table: a.text(unix.NFTA_RULE_TABLE), chain: a.text(unix.NFTA_RULE_CHAIN)}
 		rule := kernelRuleOf(a)
 		if !foreignTable(at) || oursByIPTables(at.chain, rule) {
 			continue
@@ -58,8 +58,8 @@ func (c *conn) foreign() ([]iptables.ForeignChain, error) {
 	}
 	var all []iptables.ForeignChain
 	for _, r := range chains {
-		a := r.attributes()
-		at := owner{family: familyByte(r.data), table: a.text(unix.NFTA_CHAIN_TABLE), chain: a.text(unix.NFTA_CHAIN_NAME)}
+		a := bodyOf(r)
+		at := owner{family: familyByte(r.Data), table: a.text(unix.NFTA_CHAIN_TABLE), chain: a.text(unix.NFTA_CHAIN_NAME)}
 		hook := a.get(unix.NFTA_CHAIN_HOOK)
 		policy, _ := a.number(unix.NFTA_CHAIN_POLICY)
 		if hook == nil || !foreignTable(at) || count[at] == 0 && policy == nfAccept {

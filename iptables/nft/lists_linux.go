@@ -6,7 +6,6 @@ import (
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
@@ -112,7 +111,7 @@ func (b *batch) set(l list) uint32 {
 	if l.key.host {
 		order = 1
 	}
-	b.add(unix.NFT_MSG_NEWSET, netlink.Create, "a set of "+b.rule, concat(
+	b.add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "a set of "+b.rule, concat(
 		text(unix.NFTA_SET_TABLE, Table), text(unix.NFTA_SET_NAME, setName), number(unix.NFTA_SET_ID, b.sets),
 		number(unix.NFTA_SET_FLAGS, flags), number(unix.NFTA_SET_KEY_TYPE, l.key.nft), number(unix.NFTA_SET_KEY_LEN, l.key.size),
 		nested(unix.NFTA_SET_DESC, number(unix.NFTA_SET_DESC_SIZE, uint32(len(elements)))),
@@ -129,7 +128,7 @@ const elementsAtOnce = 1000
 func (b *batch) elements(k key, elements [][]byte) {
 	for len(elements) > 0 {
 		n := min(elementsAtOnce, len(elements))
-		b.add(unix.NFT_MSG_NEWSETELEM, netlink.Create, "a set of "+b.rule, concat(
+		b.add(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, "a set of "+b.rule, concat(
 			text(unix.NFTA_SET_ELEM_LIST_TABLE, Table), text(unix.NFTA_SET_ELEM_LIST_SET, setName),
 			number(unix.NFTA_SET_ELEM_LIST_SET_ID, b.sets),
 			nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, elements[:n]...)))

@@ -30,8 +30,6 @@ type Config struct {
 	NetNS int
 	// RulesOnly leaves routing to somebody else: Apply and Clean do not touch it, Read does not look.
 	RulesOnly bool
-	// Locked says that the caller holds the lock of the namespace, as it does more than one thing under it.
-	Locked bool
 	// Inject is for tests: it is called before each step of a change, which fails where it returns an error.
 	Inject func(step string) error
 }

@@ -6,26 +6,27 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
 )
 
 // ChainsOfIPTables names the chains with one of the prefixes in tables that iptables and ip6tables make, in their flavour
 // that nftables carries. It is asked before a program is run to look at them: in most namespaces there are none.
 func (b *Backend) ChainsOfIPTables(ctx context.Context, prefixes ...string) ([]string, error) {
-	c, err := dial(ctx, b.cfg.NetNS)
-	if err != nil {
-		return nil, err
-	}
-	defer c.close()
-	replies, err := c.ask(message{kind: unix.NFT_MSG_GETCHAIN, flags: unix.NLM_F_DUMP, family: anyFamily})
+	var replies []kernel.Reply
+	err := b.within(ctx, func(_ *Backend, c *conn) (err error) {
+		replies, err = c.ask(message{kind: unix.NFT_MSG_GETCHAIN, flags: unix.NLM_F_DUMP, family: anyFamily})
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	var found []string
 	for _, r := range replies {
-		if len(r.data) == 0 || (r.data[0] != unix.NFPROTO_IPV4 && r.data[0] != unix.NFPROTO_IPV6) {
+		if len(r.Data) == 0 || (r.Data[0] != unix.NFPROTO_IPV4 && r.Data[0] != unix.NFPROTO_IPV6) {
 			continue
 		}
-		name := r.attributes().text(unix.NFTA_CHAIN_NAME)
+		name := bodyOf(r).text(unix.NFTA_CHAIN_NAME)
 		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
 			found = append(found, name)
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/google/nftables/userdata"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -109,7 +108,7 @@ func (c *conn) table() (exists bool, flags uint32, err error) {
 		return false, 0, fmt.Errorf("look for table %s: %w", Table, err)
 	}
 	for _, r := range replies {
-		flags, _ = r.attributes().number(unix.NFTA_TABLE_FLAGS)
+		flags, _ = bodyOf(r).number(unix.NFTA_TABLE_FLAGS)
 	}
 	return true, flags, nil
 }
@@ -120,8 +119,8 @@ func (c *conn) readChains(s *state) error {
 		return err
 	}
 	for _, r := range replies {
-		a := r.attributes()
-		if len(r.data) == 0 || r.data[0] != unix.NFPROTO_INET || a.text(unix.NFTA_CHAIN_TABLE) != Table {
+		a := bodyOf(r)
+		if len(r.Data) == 0 || r.Data[0] != unix.NFPROTO_INET || a.text(unix.NFTA_CHAIN_TABLE) != Table {
 			continue
 		}
 		k := kernelChain{name: a.text(unix.NFTA_CHAIN_NAME)}
@@ -144,7 +143,7 @@ func (c *conn) readRules(s *state) error {
 		return err
 	}
 	for _, r := range replies {
-		a := r.attributes()
+		a := bodyOf(r)
 		chain := s.chain(a.text(unix.NFTA_RULE_CHAIN))
 		if a.text(unix.NFTA_RULE_TABLE) != Table {
 			continue
@@ -187,7 +186,7 @@ func (c *conn) readSets(s *state, full bool) error {
 		return err
 	}
 	for _, r := range replies {
-		a := r.attributes()
+		a := bodyOf(r)
 		name := a.text(unix.NFTA_SET_NAME)
 		flags, _ := a.number(unix.NFTA_SET_FLAGS)
 		if flags&unix.NFT_SET_ANONYMOUS == 0 {
@@ -210,14 +209,14 @@ func (c *conn) readElements(set string) ([]kernelElement, error) {
 
 // elementsOf reads a set of any table.
 func (c *conn) elementsOf(family int, table, set string) ([]kernelElement, error) {
-	replies, err := c.ask(message{kind: unix.NFT_MSG_GETSETELEM, flags: netlink.Dump, family: family, body: concat(
+	replies, err := c.ask(message{kind: unix.NFT_MSG_GETSETELEM, flags: unix.NLM_F_DUMP, family: family, body: concat(
 		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, set))})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, errInterrupted
 	}
 	var out []kernelElement
 	for _, r := range replies {
-		for _, e := range parse(r.attributes().get(unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		for _, e := range parse(bodyOf(r).get(unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			a := parse(e.data)
 			flags, _ := a.number(unix.NFTA_SET_ELEM_FLAGS)
 			out = append(out, kernelElement{

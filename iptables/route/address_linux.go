@@ -6,9 +6,9 @@ import (
 	"net/netip"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
@@ -20,26 +20,13 @@ const ifaProto = 11
 
 // address is one on lo.
 type address struct {
-	prefix   netip.Prefix
-	protocol uint8
-}
-
-// request is a netlink request in the namespace.
-func (k *kernel) request(kind, flags int) (*nl.NetlinkRequest, func(), error) {
-	req := nl.NewNetlinkRequest(kind, flags)
-	if k.netns <= 0 {
-		return req, func() {}, nil
-	}
-	socket, err := nl.GetNetlinkSocketAt(netns.NsHandle(k.netns), netns.None(), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, nil, err
-	}
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
-	return req, socket.Close, nil
+	prefix    netip.Prefix
+	protocol  uint8
+	tentative bool // nobody can bind it yet
 }
 
 // addresses lists what lo has.
-func (k *kernel) addresses() ([]address, error) {
+func (k *session) addresses() ([]address, error) {
 	out, err := again(k.addressesOnce)
 	if err != nil {
 		return nil, fmt.Errorf("read the addresses of lo: %w", err)
@@ -47,25 +34,22 @@ func (k *kernel) addresses() ([]address, error) {
 	return out, nil
 }
 
-func (k *kernel) addressesOnce() ([]address, error) {
-	req, done, err := k.request(unix.RTM_GETADDR, unix.NLM_F_DUMP)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWADDR)
+func (k *session) addressesOnce() ([]address, error) {
+	messages, err := k.Ask(unix.RTM_GETADDR, unix.NLM_F_DUMP, nl.NewIfAddrmsg(unix.AF_UNSPEC).Serialize())
 	if err != nil {
 		return nil, err
 	}
 	var out []address
 	for _, m := range messages {
-		msg := nl.DeserializeIfAddrmsg(m)
-		attrs, err := nl.ParseRouteAttr(m[msg.Len():])
+		if len(m.Data) < unix.SizeofIfAddrmsg {
+			continue
+		}
+		msg := nl.DeserializeIfAddrmsg(m.Data)
+		attrs, err := nl.ParseRouteAttr(m.Data[msg.Len():])
 		if err != nil {
 			return nil, err
 		}
-		if int(msg.Index) == k.lo.Attrs().Index {
+		if int(msg.Index) == loopback {
 			out = append(out, addressOf(msg, attrs))
 		}
 	}
@@ -73,7 +57,7 @@ func (k *kernel) addressesOnce() ([]address, error) {
 }
 
 func addressOf(msg *nl.IfAddrmsg, attrs []syscall.NetlinkRouteAttr) address {
-	var a address
+	a := address{tentative: msg.Flags&unix.IFA_F_TENTATIVE != 0}
 	for _, attr := range attrs {
 		switch attr.Attr.Type {
 		case unix.IFA_ADDRESS:
@@ -90,43 +74,36 @@ func addressOf(msg *nl.IfAddrmsg, attrs []syscall.NetlinkRouteAttr) address {
 }
 
 // change adds or deletes an address of lo.
-func (k *kernel) change(kind, flags int, p netip.Prefix) error {
-	req, done, err := k.request(kind, flags|unix.NLM_F_ACK)
-	if err != nil {
-		return err
-	}
-	defer done()
+func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	family := unix.AF_INET
 	if p.Addr().Is6() {
 		family = unix.AF_INET6
 	}
 	msg := nl.NewIfAddrmsg(family)
-	msg.Index, msg.Prefixlen = uint32(k.lo.Attrs().Index), uint8(p.Bits())
+	msg.Index, msg.Prefixlen = uint32(loopback), uint8(p.Bits())
 	if family == unix.AF_INET6 {
 		msg.Flags = unix.IFA_F_NODAD // nobody else is on lo, and Envoy could not bind it until the kernel is sure of that
 	}
-	req.AddData(msg)
 	ip := p.Addr().AsSlice()
-	req.AddData(nl.NewRtAttr(unix.IFA_LOCAL, ip))
-	req.AddData(nl.NewRtAttr(unix.IFA_ADDRESS, ip))
+	parts := [][]byte{msg.Serialize(), nl.NewRtAttr(unix.IFA_LOCAL, ip).Serialize(), nl.NewRtAttr(unix.IFA_ADDRESS, ip).Serialize()}
 	if kind == unix.RTM_NEWADDR {
-		req.AddData(nl.NewRtAttr(ifaProto, []byte{Protocol}))
+		parts = append(parts, nl.NewRtAttr(ifaProto, []byte{Protocol}).Serialize())
 	}
-	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
+	_, err := k.Ask(kind, flags, parts...)
 	if errors.Is(err, unix.EACCES) && family == unix.AF_INET6 {
 		return fmt.Errorf("%w: IPv6 is disabled on lo (sysctl net.ipv6.conf.lo.disable_ipv6), so the proxy cannot take it; leave IPv6 out (--ipv6 pass)", err)
 	}
 	return err
 }
 
-func (k *kernel) addressChange(p netip.Prefix) (string, change) {
+func (k *session) addressChange(p netip.Prefix) (string, change) {
 	what := fmt.Sprintf("the address %s on lo", p)
 	return what, k.toggle(what,
-		func(k *kernel) error { return k.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, p) },
-		func(k *kernel) error { return k.change(unix.RTM_DELADDR, 0, p) })
+		func(k *session) error { return k.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, p) },
+		func(k *session) error { return k.change(unix.RTM_DELADDR, 0, p) })
 }
 
-func (k *kernel) missingAddresses(list []netip.Prefix, of iptables.Families) ([]change, error) {
+func (k *session) missingAddresses(list []netip.Prefix, of iptables.Families) ([]change, error) {
 	wanted := wantedAddresses(list, of)
 	if len(wanted) == 0 {
 		return nil, nil
@@ -146,8 +123,8 @@ func (k *kernel) missingAddresses(list []netip.Prefix, of iptables.Families) ([]
 	return out, nil
 }
 
-func (k *kernel) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, error) {
-	ours, err := k.ourAddresses()
+func (k *session) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, error) {
+	ours, err := k.settled()
 	var out []change
 	for _, p := range ours {
 		if !wanted[p] {
@@ -158,15 +135,39 @@ func (k *kernel) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, error
 	return out, err
 }
 
-// ourAddresses are those that Add added.
-func (k *kernel) ourAddresses() ([]netip.Prefix, error) {
+// ourAddresses are those that Add added, and whether the kernel is not done with one of them.
+func (k *session) ourAddresses() (ours []netip.Prefix, pending bool, err error) {
 	have, err := k.addresses()
-	var out []netip.Prefix
 	for _, a := range have {
 		if a.protocol == Protocol {
-			out = append(out, a.prefix)
+			ours, pending = append(ours, a.prefix), pending || a.tentative
 		}
 	}
-	slices.SortFunc(out, netip.Prefix.Compare)
-	return out, err
+	slices.SortFunc(ours, netip.Prefix.Compare)
+	return ours, pending, err
+}
+
+// settling bounds the wait for addresses; the kernel needs less than a millisecond if it has a processor.
+const settling = 50 * time.Millisecond
+
+// settled are our addresses when the kernel is done with them. It takes an address of IPv6 over some time after it was
+// added, and until then the proxy could not bind it.
+func (k *session) settled() ([]netip.Prefix, error) {
+	end := time.Now().Add(settling)
+	for pause := 50 * time.Microsecond; ; pause *= 2 {
+		ours, pending, err := k.ourAddresses()
+		if err != nil || !pending || time.Now().After(end) || !k.up() {
+			return ours, err
+		}
+		time.Sleep(pause)
+	}
+}
+
+// up says whether lo is. Addresses of an interface that is not are left as they are.
+func (k *session) up() bool {
+	ask := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	ask.Index = loopback
+	replies, err := k.Ask(unix.RTM_GETLINK, 0, ask.Serialize())
+	return err == nil && len(replies) > 0 && len(replies[0].Data) >= unix.SizeofIfInfomsg &&
+		nl.DeserializeIfInfomsg(replies[0].Data).Flags&unix.IFF_UP != 0
 }

@@ -17,7 +17,7 @@ const sources = 8
 
 // astray asks the kernel where a marked packet goes. A rule that comes before ours, or a route in our table that leads
 // elsewhere, would take answers past the proxy though all that is ours is there.
-func (k *kernel) astray(found *iptables.Routing, f family) (words []string, err error) {
+func (k *session) astray(found *iptables.Routing, f family) (words []string, err error) {
 	routes, err := k.routes(found.Table, f)
 	if err != nil {
 		return nil, err
@@ -35,9 +35,13 @@ func (k *kernel) astray(found *iptables.Routing, f family) (words []string, err 
 	if f.number == unix.AF_INET6 {
 		client = net.ParseIP("2001:db8:77::7")
 	}
+	h, err := k.handle()
+	if err != nil {
+		return nil, err
+	}
 	for _, source := range append([]net.IP{nil}, own...) {
-		to, err := k.RouteGetWithOptions(client, &netlink.RouteGetOptions{Mark: found.Mark, SrcAddr: source})
-		if err == nil && len(to) > 0 && to[0].Type == unix.RTN_LOCAL && to[0].LinkIndex == k.lo.Attrs().Index {
+		to, err := h.RouteGetWithOptions(client, &netlink.RouteGetOptions{Mark: found.Mark, SrcAddr: source})
+		if err == nil && len(to) > 0 && to[0].Type == unix.RTN_LOCAL && to[0].LinkIndex == loopback {
 			continue
 		}
 		return append(words, fmt.Sprintf("%s: a packet marked %d%s does not go to the proxy, but %s: another policy rule comes before rule %d (ip rule)",
@@ -61,14 +65,18 @@ func whither(to []netlink.Route, err error) string {
 }
 
 // own are addresses of the namespace that answers are sent from.
-func (k *kernel) own(f family) (all []net.IP, err error) {
-	have, err := again(func() ([]netlink.Addr, error) { return k.AddrList(nil, f.number) })
+func (k *session) own(f family) (all []net.IP, err error) {
+	h, err := k.handle()
+	if err != nil {
+		return nil, err
+	}
+	have, err := again(func() ([]netlink.Addr, error) { return h.AddrList(nil, f.number) })
 	if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, fmt.Errorf("read the %s addresses: %w", f.name, err)
 	}
 	for _, a := range have {
 		ip, ok := netip.AddrFromSlice(a.IP)
-		if ok && ip.Unmap().IsGlobalUnicast() && a.LinkIndex != k.lo.Attrs().Index && a.Flags&unix.IFA_F_TENTATIVE == 0 && len(all) < sources {
+		if ok && ip.Unmap().IsGlobalUnicast() && a.LinkIndex != loopback && a.Flags&unix.IFA_F_TENTATIVE == 0 && len(all) < sources {
 			all = append(all, a.IP)
 		}
 	}

@@ -5,43 +5,84 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // Routes are those of one namespace. Calls are not concurrent.
-type Routes struct{ cfg Config }
+type Routes struct {
+	cfg  Config
+	turn *namespace.Turn // nil: each call opens sockets of its own
+}
 
 // New gives the routes of a namespace.
 func New(cfg Config) *Routes { return &Routes{cfg: cfg} }
 
-// kernel is an open connection to rules, routes and addresses.
-type kernel struct {
-	*netlink.Handle
-	netns int
-	lo    netlink.Link
+// In gives the routes in a turn at the namespace that its caller has.
+func (r *Routes) In(t *namespace.Turn) *Routes { return &Routes{cfg: r.cfg, turn: t} }
+
+// loopback is the index of lo, which is the first interface of every namespace.
+const loopback = 1
+
+// session is a connection to rules, routes and addresses. The library's, for what is seldom, is opened when it is used.
+type session struct {
+	*kernel.Socket
+	origin  *Routes
+	library *netlink.Handle
+	closed  bool
 }
 
-func (r *Routes) open() (*kernel, error) {
-	k := &kernel{netns: r.cfg.NetNS}
+func (r *Routes) open() (*session, error) {
+	s := &session{origin: r}
 	var err error
-	if k.netns > 0 {
-		k.Handle, err = netlink.NewHandleAt(netns.NsHandle(k.netns), unix.NETLINK_ROUTE)
+	if r.turn != nil {
+		s.Socket, err = r.turn.Socket(unix.NETLINK_ROUTE)
 	} else {
-		k.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		err = namespace.Do(r.cfg.NetNS, func() (err error) {
+			s.Socket, err = kernel.Dial(unix.NETLINK_ROUTE, time.Now().Add(patience))
+			return err
+		})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket to routing: %w", err)
 	}
-	if k.lo, err = k.LinkByName("lo"); err != nil {
-		k.Close()
-		return nil, fmt.Errorf("look for the loopback interface: %w", err)
+	return s, nil
+}
+
+// patience is how long the kernel may take to answer.
+const patience = 10 * time.Second
+
+func (s *session) close() {
+	s.closed = true
+	if s.library != nil {
+		s.library.Close()
 	}
-	return k, nil
+	if s.origin.turn == nil {
+		_ = s.Close()
+	}
+}
+
+// handle is the library's.
+func (s *session) handle() (_ *netlink.Handle, err error) {
+	if s.library != nil {
+		return s.library, nil
+	}
+	if ns := s.origin.cfg.NetNS; ns > 0 {
+		s.library, err = netlink.NewHandleAt(netns.NsHandle(ns), unix.NETLINK_ROUTE)
+	} else {
+		s.library, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket to routing: %w", err)
+	}
+	return s.library, nil
 }
 
 // family is a family of addresses in the kernel's terms.
@@ -79,7 +120,7 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 	if err != nil {
 		return nil, err
 	}
-	defer k.Close()
+	defer k.close()
 	var changes []change
 	for _, f := range steered(want, of) {
 		more, err := k.missing(want, f)
@@ -104,12 +145,19 @@ func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, erro
 	if err != nil {
 		return nil, err
 	}
-	defer k.Close()
+	defer k.close()
 	if want == nil {
 		want, of = &iptables.Routing{}, 0
 	}
 	var changes []change
-	for _, f := range families(iptables.BothFamilies) {
+	var all []family
+	switch some, err := k.marked(unix.RTM_GETRULE, unix.RTM_GETROUTE); {
+	case err != nil:
+		return nil, err
+	case some:
+		all = families(iptables.BothFamilies)
+	}
+	for _, f := range all {
 		keep := len(steered(want, of&familyBit(f))) > 0
 		more, err := k.surplus(want, f, keep)
 		if err != nil {
@@ -136,18 +184,32 @@ func familyBit(f family) iptables.Families {
 	return iptables.IPv6
 }
 
-// on does something on a connection of its own, which an undo does not find open any more.
-func (k *kernel) on(f func(*kernel) error) error {
-	fresh, err := New(Config{NetNS: k.netns}).open()
+// on does something on the connection, or on one of its own: an undo does not find that open any more.
+func (k *session) on(f func(*session) error) error {
+	if !k.closed {
+		return f(k)
+	}
+	fresh, err := k.origin.open()
 	if err != nil {
 		return err
 	}
-	defer fresh.Close()
+	defer fresh.close()
 	return f(fresh)
 }
 
+// by does something by the library.
+func by(f func(*netlink.Handle) error) func(*session) error {
+	return func(k *session) error {
+		h, err := k.handle()
+		if err != nil {
+			return err
+		}
+		return f(h)
+	}
+}
+
 // toggle is a change by adding and its reverse by deleting.
-func (k *kernel) toggle(what string, add, del func(*kernel) error) change {
+func (k *session) toggle(what string, add, del func(*session) error) change {
 	return change{"add " + what, func() error { return k.on(add) }, func() error { return k.on(del) }}
 }
 
@@ -163,23 +225,23 @@ func policyRule(want *iptables.Routing, f family) *netlink.Rule {
 	return rule
 }
 
-func (k *kernel) ruleChange(rule *netlink.Rule, name string) (string, change) {
+func (k *session) ruleChange(rule *netlink.Rule, name string) (string, change) {
 	what := fmt.Sprintf("the %s rule %d: fwmark %#x lookup %d", name, rule.Priority, rule.Mark, rule.Table)
 	return what, k.toggle(what,
-		func(k *kernel) error { return k.RuleAdd(rule) },
-		func(k *kernel) error { return k.RuleDel(rule) })
+		by(func(h *netlink.Handle) error { return h.RuleAdd(rule) }),
+		by(func(h *netlink.Handle) error { return h.RuleDel(rule) }))
 }
 
-func (k *kernel) localRoute(table int, f family) *netlink.Route {
-	return &netlink.Route{LinkIndex: k.lo.Attrs().Index, Dst: f.all, Table: table, Type: unix.RTN_LOCAL,
+func (k *session) localRoute(table int, f family) *netlink.Route {
+	return &netlink.Route{LinkIndex: loopback, Dst: f.all, Table: table, Type: unix.RTN_LOCAL,
 		Scope: netlink.SCOPE_HOST, Protocol: Protocol, Family: f.number}
 }
 
-func (k *kernel) routeChange(route *netlink.Route, name string) (string, change) {
+func (k *session) routeChange(route *netlink.Route, name string) (string, change) {
 	what := fmt.Sprintf("the %s route: local default dev lo table %d", name, route.Table)
 	return what, k.toggle(what,
-		func(k *kernel) error { return explainRoute(k.RouteAdd(route), route.Table) },
-		func(k *kernel) error { return k.RouteDel(route) })
+		by(func(h *netlink.Handle) error { return explainRoute(h.RouteAdd(route), route.Table) }),
+		by(func(h *netlink.Handle) error { return h.RouteDel(route) }))
 }
 
 func explainRoute(err error, table int) error {
@@ -193,7 +255,7 @@ func explainRoute(err error, table int) error {
 }
 
 // missing gives the changes that add the rule and the route of a family.
-func (k *kernel) missing(want *iptables.Routing, f family) ([]change, error) {
+func (k *session) missing(want *iptables.Routing, f family) ([]change, error) {
 	rules, err := k.rules(f)
 	if err != nil {
 		return nil, err
@@ -215,7 +277,7 @@ func (k *kernel) missing(want *iptables.Routing, f family) ([]change, error) {
 }
 
 // surplus gives the changes that take away rules and routes of ours, but for those that are wanted.
-func (k *kernel) surplus(want *iptables.Routing, f family, keep bool) ([]change, error) {
+func (k *session) surplus(want *iptables.Routing, f family, keep bool) ([]change, error) {
 	rules, err := k.rules(f)
 	if err != nil {
 		return nil, err
@@ -286,15 +348,19 @@ func isLocalDefault(r netlink.Route) bool {
 func again[T any](dump func() (T, error)) (T, error) {
 	for range 10 {
 		out, err := dump()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, kernel.ErrInterrupted) {
 			return out, err
 		}
 	}
 	return dump()
 }
 
-func (k *kernel) rules(f family) ([]netlink.Rule, error) {
-	rules, err := again(func() ([]netlink.Rule, error) { return k.RuleList(f.number) })
+func (k *session) rules(f family) ([]netlink.Rule, error) {
+	h, err := k.handle()
+	if err != nil {
+		return nil, err
+	}
+	rules, err := again(func() ([]netlink.Rule, error) { return h.RuleList(f.number) })
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil // a kernel without IPv6, or without policy routing: adding will say so
 	}
@@ -305,9 +371,13 @@ func (k *kernel) rules(f family) ([]netlink.Rule, error) {
 }
 
 // routes gives those of a table, or of all tables.
-func (k *kernel) routes(table int, f family) ([]netlink.Route, error) {
+func (k *session) routes(table int, f family) ([]netlink.Route, error) {
+	h, err := k.handle()
+	if err != nil {
+		return nil, err
+	}
 	routes, err := again(func() ([]netlink.Route, error) {
-		return k.RouteListFiltered(f.number, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+		return h.RouteListFiltered(f.number, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	})
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil
@@ -328,17 +398,25 @@ func (r *Routes) Read(of iptables.Families) (*iptables.Routing, []string, error)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer k.Close()
+	defer k.close()
 	var found []*iptables.Routing
 	var words []string
+	some, err := k.marked(unix.RTM_GETRULE)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, f := range families(of) {
+		if !some {
+			found = append(found, nil)
+			continue
+		}
 		routing, strange, err := k.read(f)
 		if err != nil {
 			return nil, nil, err
 		}
 		found, words = append(found, routing), append(words, strange...)
 	}
-	ours, err := k.ourAddresses()
+	ours, _, err := k.ourAddresses()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -378,7 +456,7 @@ func common(list []*iptables.Routing) *iptables.Routing {
 }
 
 // read finds a family's rule of ours, and its route.
-func (k *kernel) read(f family) (*iptables.Routing, []string, error) {
+func (k *session) read(f family) (*iptables.Routing, []string, error) {
 	rules, err := k.rules(f)
 	if err != nil {
 		return nil, nil, err

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // Routes are of Linux.
@@ -15,6 +16,9 @@ var errLinux = errors.New("policy routing is of Linux")
 
 // New gives routes that fail.
 func New(Config) *Routes { return &Routes{} }
+
+// In gives the same.
+func (r *Routes) In(*namespace.Turn) *Routes { return r }
 
 // Read fails.
 func (*Routes) Read(iptables.Families) (*iptables.Routing, []string, error) {

@@ -1,6 +1,9 @@
 package early
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -22,5 +25,22 @@ func TestOnlyTheCommandIsHandedOver(t *testing.T) {
 		if is != c.is || strings.Join(rest, " ") != c.rest {
 			t.Errorf("%q: %q %v", c.line, rest, is)
 		}
+	}
+}
+
+// What is read before there is os is what os has then.
+func TestArgumentsAreThoseOfTheProcess(t *testing.T) {
+	if _, err := os.Stat("/proc/self/cmdline"); err != nil {
+		t.Skip(err)
+	}
+	if got := arguments(); !slices.Equal(got, os.Args) {
+		t.Errorf("%q, not %q", got, os.Args)
+	}
+	self, err := os.Executable()
+	if got := executable(); err != nil || got != self || folder(got) != filepath.Dir(self)+"/" || base(got) != filepath.Base(self) {
+		t.Errorf("%q, not %q (%v)", got, self, err)
+	}
+	if got := split([]byte("a\x00\x00b c\x00")); !slices.Equal(got, []string{"a", "", "b c"}) {
+		t.Errorf("%q", got)
 	}
 }

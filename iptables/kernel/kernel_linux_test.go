@@ -1,0 +1,76 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+)
+
+func dial(t testing.TB, until time.Duration) *Socket {
+	t.Helper()
+	ns := testns.New(t)
+	var s *Socket
+	err := ns.Within(func() (err error) {
+		s, err = Dial(unix.NETLINK_ROUTE, time.Now().Add(until))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestAQuestionHasItsAnswerAndNoOther(t *testing.T) {
+	s := dial(t, time.Minute)
+	// What nobody waited for: an error, and the whole of a list.
+	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.Next(), make([]byte, unix.SizeofIfInfomsg))); err != nil {
+		t.Fatal(err)
+	}
+	lo := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(lo[4:], 1)
+	replies, err := s.Ask(unix.RTM_GETLINK, 0, lo)
+	if err != nil || len(replies) != 1 || replies[0].Kind != unix.RTM_NEWLINK {
+		t.Errorf("%v %v", replies, err)
+	}
+	list, err := s.Ask(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg))
+	if err != nil || len(list) != 2 { // of lo: 127.0.0.1 and ::1
+		t.Errorf("%d addresses, %v", len(list), err)
+	}
+}
+
+func TestTheKernelsErrorsAreTold(t *testing.T) {
+	s := dial(t, time.Minute)
+	none := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(none[4:], 77)
+	if _, err := s.Ask(unix.RTM_GETLINK, 0, none); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAnAnswerThatDoesNotComeIsNotWaitedForEver(t *testing.T) {
+	s := dial(t, time.Millisecond)
+	if _, err := s.Receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}
+
+func FuzzSplit(f *testing.F) {
+	f.Add(Append(Append(nil, 1, 2, 3, []byte("abc")), 4, 5, 6))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		size := 0
+		for _, r := range split(data) {
+			r.Errno()
+			size += unix.NLMSG_HDRLEN + len(r.Data)
+		}
+		if size > len(data) {
+			t.Errorf("%d bytes of messages in %d", size, len(data))
+		}
+	})
+}

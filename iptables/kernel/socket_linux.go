@@ -1,0 +1,140 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket is a netlink socket, for one goroutine.
+type Socket struct {
+	fd       int
+	sequence uint32
+	until    time.Time
+}
+
+// largest is what a datagram of the kernel's has at most; a dump's are of 32 KiB (net/netlink/af_netlink.c).
+const largest = 64 << 10
+
+var buffers = sync.Pool{New: func() any { return new([largest]byte) }}
+
+// Dial opens a socket to a protocol (unix.NETLINK_ROUTE) in the network namespace of the calling thread. Nothing is
+// waited for beyond the given time.
+func Dial(protocol int, until time.Time) (*Socket, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return nil, err
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // errors without what was sent
+	left := unix.NsecToTimeval(max(time.Until(until), time.Millisecond).Nanoseconds())
+	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &left); err != nil {
+			_ = unix.Close(fd)
+			return nil, err
+		}
+	}
+	return &Socket{fd: fd, until: until}, nil
+}
+
+// Close ends the socket.
+func (s *Socket) Close() error { return unix.Close(s.fd) }
+
+// Descriptor is the socket's, which stays its own.
+func (s *Socket) Descriptor() int { return s.fd }
+
+// Next is the number of the next message.
+func (s *Socket) Next() uint32 {
+	s.sequence++
+	return s.sequence
+}
+
+// Room has the socket take datagrams and answers of that many bytes. Without the privilege it is what the system allows
+// (sysctl net.core.wmem_max, net.core.rmem_max), and sending tells.
+func (s *Socket) Room(toSend, toReceive int) {
+	if toSend > 0 && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, toSend) != nil {
+		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, toSend)
+	}
+	if toReceive > 0 && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, toReceive) != nil {
+		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, toReceive)
+	}
+}
+
+var theKernel = &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+
+// Send sends messages as one datagram.
+func (s *Socket) Send(messages []byte) error {
+	for {
+		err := unix.Sendto(s.fd, messages, 0, theKernel)
+		if !errors.Is(err, unix.EINTR) {
+			return late(err)
+		}
+	}
+}
+
+// Receive gives what one datagram of the kernel's holds.
+func (s *Socket) Receive() ([]Reply, error) {
+	whole := buffers.Get().(*[largest]byte)
+	defer buffers.Put(whole)
+	buffer := whole[:]
+	for {
+		n, err := unix.Read(s.fd, buffer)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return nil, late(err)
+		case n == len(buffer):
+			return nil, fmt.Errorf("an answer of the kernel's has more than %d bytes", n)
+		case time.Now().After(s.until):
+			return nil, os.ErrDeadlineExceeded
+		}
+		return split(append([]byte(nil), buffer[:n]...)), nil
+	}
+}
+
+// late is what a timeout of the socket's is called elsewhere.
+func late(err error) error {
+	if errors.Is(err, unix.EAGAIN) {
+		return os.ErrDeadlineExceeded
+	}
+	return err
+}
+
+// ErrInterrupted is told when something changed while it was listed, so that the list may be neither what was there
+// before nor after.
+var ErrInterrupted = errors.New("it changed while it was read")
+
+// Ask sends a question and gives the answers to it. An error that the kernel tells is a syscall.Errno.
+func (s *Socket) Ask(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
+	if flags&unix.NLM_F_DUMP != unix.NLM_F_DUMP { // one of its bits means something else in requests that change
+		flags |= unix.NLM_F_ACK
+	}
+	sequence := s.Next()
+	if err := s.Send(Append(nil, kind, flags, sequence, parts...)); err != nil {
+		return nil, err
+	}
+	var all []Reply
+	for {
+		replies, err := s.Receive()
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range replies {
+			switch {
+			case r.Sequence != sequence: // of something that was given up
+			case r.interrupted():
+				return nil, ErrInterrupted
+			case r.Errno() != 0:
+				return nil, r.Errno()
+			case r.Kind == unix.NLMSG_DONE, r.Kind == unix.NLMSG_ERROR:
+				return all, nil
+			default:
+				all = append(all, r)
+			}
+		}
+	}
+}

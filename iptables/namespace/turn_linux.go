@@ -1,0 +1,82 @@
+package namespace
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
+)
+
+// Turn is a turn at a namespace: its lock, and netlink sockets in it that those who work in the turn share. It is for one
+// goroutine.
+type Turn struct {
+	lock    int
+	sockets map[int]socket
+}
+
+type socket struct {
+	*kernel.Socket
+	failure error
+	leave   bool // closing it is not waited for
+}
+
+// answers is how long the kernel may take to answer, where the context has no deadline.
+const answers = 10 * time.Second
+
+// Take waits for the lock of the namespace of a descriptor; 0 or less is that of the calling thread. After Patience it
+// goes on without. The lock is gone when the turn ends, or with the process.
+func Take(ctx context.Context, fd int) (*Turn, error) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(Patience + answers)
+	}
+	t := &Turn{lock: -1, sockets: map[int]socket{}}
+	err := Do(fd, func() (err error) {
+		t.lock, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		for _, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} { // entering costs more than both
+			s, failure := kernel.Dial(protocol, deadline)
+			t.sockets[protocol] = socket{Socket: s, failure: failure}
+		}
+		return err
+	})
+	if err == nil {
+		err = wait(ctx, t.lock)
+	}
+	if err != nil {
+		t.End()
+		return nil, fmt.Errorf("lock the network namespace: %w", err)
+	}
+	return t, nil
+}
+
+// Socket is that of a protocol, NETLINK_NETFILTER or NETLINK_ROUTE.
+func (t *Turn) Socket(protocol int) (*kernel.Socket, error) {
+	s := t.sockets[protocol]
+	return s.Socket, s.failure
+}
+
+// Leave has the end of the turn not wait until the socket of a protocol is closed.
+func (t *Turn) Leave(protocol int) {
+	s := t.sockets[protocol]
+	s.leave = true
+	t.sockets[protocol] = s
+}
+
+// End gives lock and sockets back.
+func (t *Turn) End() {
+	for _, s := range t.sockets {
+		switch {
+		case s.Socket == nil:
+		case s.leave:
+			go func() { _ = s.Close() }()
+		default:
+			_ = s.Close()
+		}
+	}
+	if t.lock >= 0 {
+		_ = unix.Close(t.lock)
+	}
+}
