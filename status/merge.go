@@ -38,6 +38,10 @@ const (
 	sourceDuplicates = "istio_agent_scrape_source_duplicate_families"
 )
 
+// bareNames gives the mesh's standard metrics the names that dashboards, alerts and Istio's own proxies know them by: without
+// what Envoy puts before all that it counts.
+var bareNames = exposition.Cut{First: "envoy_", Next: "istio_"}
+
 // labelEscapes are those that the formats know, which are fewer than Go's.
 var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
@@ -61,6 +65,8 @@ type scrape struct {
 	envoy    *source // nil for none
 	apps     []*source
 	accepted exposition.Accepted
+	// early is when a source has to end that has others behind it: it leaves them a quarter of the time.
+	early time.Time
 }
 
 // serveMetrics answers a scrape. A source that fails costs its own part only, and is named; when there is nothing left the
@@ -110,16 +116,11 @@ func (s *Server) merger(w io.Writer, f exposition.Format) *exposition.Merger {
 
 // begin asks all sources at once.
 func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration) *scrape {
-	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept"))}
 	end := time.Now().Add(took)
-	// What has others behind it leaves them a quarter of the time.
-	early := end.Add(-took / 4)
+	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept")), early: end.Add(-took / 4)}
 	apps := s.Metrics.Applications
 	if address := s.envoyStats(r.URL.RawQuery); address != "" {
 		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: mostEnvoyFamilies}}
-		if len(apps) > 0 {
-			sc.envoy.until = early
-		}
 		s.ask(ctx, sc.envoy, address, acceptText, nil)
 	}
 	accept := acceptText
@@ -129,7 +130,7 @@ func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration)
 	for i, app := range apps {
 		src := &source{kind: sourceApplication, name: app.Name, until: end, limits: s.applicationLimits()}
 		if i > 0 {
-			src.until, src.read = early, make(chan struct{})
+			src.until, src.read = sc.early, make(chan struct{})
 			src.limits.Bytes = min(src.limits.Bytes, int64(mostSpooled/(len(apps)-1)))
 		}
 		sc.apps = append(sc.apps, s.ask(ctx, src, app.URL, accept, r.Header))
@@ -234,104 +235,4 @@ func (sc *scrape) format(ctx context.Context, wait time.Duration) exposition.For
 		found = exposition.OpenMetrics
 	}
 	return found
-}
-
-// write writes the sources one after the other. While one is written the next ones answer, as far as their sockets have
-// room.
-func (sc *scrape) write(m *exposition.Merger) {
-	m.Reserve(reportNames...)
-	copied, err := m.Copy(bytes.NewReader(sc.own), exposition.Source{})
-	sc.agent.copied, sc.agent.err = copied, errors.Join(sc.agent.err, err)
-	if sc.envoy != nil {
-		sc.envoy.copyTo(m, false)
-	}
-	var spools []*exposition.Spool
-	for i, app := range sc.apps {
-		if i > 0 {
-			spools = append(spools, app.spooled())
-		}
-	}
-	m.Join(spools...)
-	if len(sc.apps) > 0 {
-		sc.apps[0].copyTo(m, true)
-	}
-	m.Flush()
-	for i, spool := range spools {
-		sc.apps[i+1].copied = spool.Result()
-	}
-	sc.report(m)
-	_ = m.Close() // an error is the scraper's, who went away: no source failed
-}
-
-func (s *source) copyTo(m *exposition.Merger, rename bool) {
-	<-s.answered
-	if s.err != nil {
-		return
-	}
-	var text io.Reader = limited{s.body}
-	if s.kind == sourceEnvoy {
-		text = newBareNames(text)
-	}
-	s.copied, s.err = m.Copy(text, exposition.Source{Format: s.format, Limits: s.limits, Rename: rename})
-}
-
-func (s *source) spooled() *exposition.Spool {
-	<-s.read
-	if s.err == nil {
-		s.err = s.unwhole
-	}
-	if errors.Is(s.err, context.DeadlineExceeded) {
-		s.err = errSlow
-	}
-	spool, err := exposition.NewSpool(s.text, exposition.Label{Name: targetLabel, Value: s.name},
-		exposition.Source{Format: s.format, Limits: exposition.Limits{Families: s.limits.Families}})
-	if s.err == nil {
-		s.err = err
-	}
-	return spool
-}
-
-// failed counts and logs a source that is not whole, unless it is the scraper that went away.
-func (sc *scrape) failed(src *source) {
-	if src.err == nil || sc.caller.Err() != nil {
-		return
-	}
-	sc.metrics.failures.WithLabelValues(src.kind).Inc()
-	sc.Logger.Debug("a source is missing from the metrics, or a part of it", "source", src.String(), "error", src.err)
-}
-
-// report adds to the scrape what became of its sources: the counters of failures tell it only the next time.
-func (sc *scrape) report(m *exposition.Merger) {
-	var up, invalid, taken bytes.Buffer
-	head := func(b *bytes.Buffer, name, help string) {
-		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
-	}
-	head(&up, sourceUp, "Whether a source is in this scrape, and whole.")
-	head(&invalid, sourceInvalid, "Lines of a source that were left out of this scrape because they are not valid.")
-	head(&taken, sourceDuplicates, "Families of a source that were left out of this scrape because another has their name.")
-	for _, src := range sc.sources() {
-		sc.failed(src)
-		labels := fmt.Sprintf(`{source="%s",target="%s"}`, src.kind, labelEscapes.Replace(src.name))
-		whole := 1
-		if src.err != nil {
-			whole = 0
-			m.Comment(src.complaint())
-		}
-		fmt.Fprintf(&up, "%s%s %d\n", sourceUp, labels, whole)
-		fmt.Fprintf(&invalid, "%s%s %d\n", sourceInvalid, labels, src.copied.Invalid)
-		fmt.Fprintf(&taken, "%s%s %d\n", sourceDuplicates, labels, src.copied.Duplicates)
-	}
-	m.Release(reportNames...)
-	_, _ = m.Copy(io.MultiReader(&up, &invalid, &taken), exposition.Source{})
-}
-
-func (s *source) complaint() string {
-	text := s.err.Error()
-	if len(text) > 300 {
-		text = text[:300]
-	}
-	if s.copied.Families == 0 {
-		return fmt.Sprintf("%s is missing: %s", s, text)
-	}
-	return fmt.Sprintf("%s is not whole: %s", s, text)
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
@@ -87,7 +88,9 @@ type source struct {
 	text    []byte
 	unwhole error // why text is not all; err is read by others before that is known
 
-	copied exposition.Copied
+	late    atomic.Bool // its time was over before that of the scrape
+	copying *exposition.Copying
+	copied  exposition.Copied
 }
 
 func (s *source) String() string { return strings.TrimSpace(s.kind + " " + s.name) }
@@ -98,6 +101,7 @@ func (s *Server) ask(ctx context.Context, src *source, target, accept string, fr
 	src.answered = make(chan struct{})
 	go func() {
 		src.body, src.format, src.err = s.request(ctx, target, accept, from)
+		src.err = src.inTime(src.err)
 		close(src.answered)
 		if src.read != nil {
 			src.spool()
@@ -162,27 +166,36 @@ func (s *Server) request(ctx context.Context, target, accept string, from http.H
 	return nil, 0, err
 }
 
-// withoutURL drops the URL, which the report names anyway, and says what a deadline means.
+// withoutURL drops the URL, which the report names anyway.
 func withoutURL(err error) error {
 	var urlErr *url.Error
 	if errors.As(err, &urlErr) {
 		err = urlErr.Err
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return errSlow
 	}
 	return err
 }
 
 var errSlow = errors.New("it is too slow: the time for it was over")
 
-// limited is a source's answer as it is read; the end of its time is told as that.
-type limited struct{ io.Reader }
+// endBy ends the source at a time that is before its own, unless it is called off.
+func (s *source) endBy(early time.Time) (off func()) {
+	timer := time.AfterFunc(time.Until(early), func() {
+		s.late.Store(true)
+		s.stop()
+	})
+	return func() { timer.Stop() }
+}
 
-func (l limited) Read(p []byte) (int, error) {
-	n, err := l.Reader.Read(p)
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = errSlow
+// inTime tells the end of a source's time as that.
+func (s *source) inTime(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || s.late.Load() && errors.Is(err, context.Canceled) {
+		return errSlow
 	}
-	return n, err
+	return err
+}
+
+// Read is for the merger.
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.body.Read(p)
+	return n, s.inTime(err)
 }

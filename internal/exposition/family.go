@@ -49,6 +49,7 @@ type family struct {
 	typed      bool
 	help, unit string
 	helped     bool
+	cut        int // bytes that the source has before its names
 	// plain says that the one sample's name is the family's own whatever its kind: a counter of the text format that does
 	// not end in _total.
 	plain bool

@@ -2,6 +2,7 @@ package exposition
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"math"
 )
@@ -29,6 +30,19 @@ type Source struct {
 	Limits Limits
 	// Rename lets a family whose name another source has go by the name app_<name>; else it is left out.
 	Rename bool
+	// Cut is taken off some names.
+	Cut Cut
+}
+
+// Cut says that names that begin with First and Next lose First. The zero Cut leaves all names as they are.
+type Cut struct{ First, Next string }
+
+// of gives how many bytes of a name are cut off.
+func (c Cut) of(name []byte) int {
+	if n := len(c.First); n > 0 && len(name) >= n+len(c.Next) && string(name[:n]) == c.First && string(name[n:n+len(c.Next)]) == c.Next {
+		return n
+	}
+	return 0
 }
 
 // Copied is what came of copying a source.
@@ -73,14 +87,36 @@ func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
 
 // Copy writes one source. What is valid of it is written whatever the error, which is the source's; an error of the
 // writer's is told by Close.
-func (m *Merger) Copy(from io.Reader, s Source) (Copied, error) {
+func (m *Merger) Copy(from io.Reader, s Source) (Copied, error) { return m.Begin(from, s).Finish() }
+
+// Copying is a source of which others may be copied in between.
+type Copying struct {
+	c *copier
+	r *reader
+}
+
+// Begin is to copy a source as Copy does, in parts.
+func (m *Merger) Begin(from io.Reader, s Source) *Copying {
 	m.source++
-	c := &copier{Merger: m, from: s.Format, rename: s.Rename}
-	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits}
-	r.in.buf = m.window
-	err := r.read()
-	m.window = r.in.buf
-	return c.result(r), err
+	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut}
+	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut}
+	r.in.buf, m.window = m.window, nil
+	return &Copying{c, r}
+}
+
+// Until copies up to the first family whose name begins with one of the prefixes. There the source waits for Finish, and
+// another may be copied meanwhile, whose names go before its own.
+func (c *Copying) Until(prefixes ...string) (waits bool) {
+	c.r.before = prefixes
+	defer func() { c.r.before = nil }()
+	return errors.Is(c.r.read(), errWaits)
+}
+
+// Finish copies the rest.
+func (c *Copying) Finish() (Copied, error) {
+	err := c.r.read()
+	c.c.window = c.r.in.buf
+	return c.c.result(c.r), err
 }
 
 func (c *copier) result(r *reader) Copied {
@@ -115,8 +151,10 @@ func (m *Merger) Close() error {
 // copier writes one source's families.
 type copier struct {
 	*Merger
+	id                   uint16
 	from                 Format
 	rename               bool
+	cut                  Cut
 	label                *Label // added to each sample
 	original, current    family
 	numbered             kind // whose samples have a label that is a number
@@ -129,7 +167,7 @@ type copier struct {
 // left out.
 func (c *copier) open(f *family) {
 	c.original, c.current, c.numbered, c.prefix, c.writing = *f, *f, f.numbered(), "", true
-	if c.names.claim(&c.current, c.format, c.source) {
+	if c.names.claim(&c.current, c.format, c.id) {
 		c.describe()
 		return
 	}
@@ -139,7 +177,7 @@ func (c *copier) open(f *family) {
 	if c.format == OpenMetrics && f.kind == counter && !f.plain {
 		// foo and foo_total are two families in text. In OpenMetrics they would be one.
 		c.current.name, c.current.plain = f.name+"_total", true
-		if c.names.claim(&c.current, c.format, c.source) {
+		if c.names.claim(&c.current, c.format, c.id) {
 			c.describe()
 			return
 		}
@@ -147,7 +185,7 @@ func (c *copier) open(f *family) {
 	}
 	if c.rename {
 		c.current.name, c.prefix = renamed+f.name, renamed
-		if c.names.claim(&c.current, c.format, c.source) {
+		if c.names.claim(&c.current, c.format, c.id) {
 			c.describe()
 			return
 		}
@@ -162,7 +200,7 @@ func (c *copier) open(f *family) {
 // again says whether the source goes on with a family that it left. Text has readers for that, OpenMetrics forbids it.
 func (c *copier) again() bool {
 	owner, ok := c.names.owner(&c.current, c.format)
-	if !ok || c.format != Text || owner.source != c.source || (c.current.typed && owner.kind != c.current.kind) {
+	if !ok || c.format != Text || owner.source != c.id || (c.current.typed && owner.kind != c.current.kind) {
 		return false
 	}
 	if !owner.plain {

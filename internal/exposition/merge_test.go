@@ -280,3 +280,44 @@ func FuzzMerge(f *testing.F) {
 		valid(t, format(0), out)
 	})
 }
+
+func TestTheFirstPartOfNamesIsCutWhereANameStandsAndNowhereElse(t *testing.T) {
+	const given = "# HELP first_next_requests_total It.\n# TYPE first_next_requests_total counter\nfirst_next_requests_total{a=\"first_next_b\"} 1\n" +
+		"first_next_requests_total{a=\"first_next_b\"} 2\nfirst_other{a=\"\\nfirst_next_\"} 2\nfirst_next_sum{} 3\nfirst_next 4\nfirst_first_next_x 5\n"
+	const want = "# HELP next_requests_total It.\n# TYPE next_requests_total counter\nnext_requests_total{a=\"first_next_b\"} 1\n" +
+		"next_requests_total{a=\"first_next_b\"} 2\nfirst_other{a=\"\\nfirst_next_\"} 2\nnext_sum 3\nfirst_next 4\nfirst_first_next_x 5\n"
+	for name, from := range map[string]io.Reader{"at once": strings.NewReader(given), "line by line": &aLineAtATime{given}} {
+		var out strings.Builder
+		m := NewMerger(&out, Text)
+		if _, err := m.Copy(from, Source{Cut: Cut{First: "first_", Next: "next_"}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Close(); err != nil || out.String() != want {
+			t.Errorf("%s: %v\n%s", name, err, out.String())
+		}
+	}
+}
+
+func TestASourceWaitsForAnotherWhoseNamesGoFirst(t *testing.T) {
+	var out strings.Builder
+	m := NewMerger(&out, Text)
+	app := m.Begin(strings.NewReader("# TYPE app counter\napp 1\n# HELP their_x Mine.\n# TYPE their_x gauge\ntheir_x{a=\"b\"} 2\ntheir_x 3\n# TYPE after gauge\nafter 4\n"), Source{Rename: true})
+	if !app.Until("none", "their_") {
+		t.Error("it does not wait")
+	}
+	if _, err := m.Copy(strings.NewReader("# TYPE their_x counter\ntheir_x 9\nlast 1\n"), Source{}); err != nil {
+		t.Error(err)
+	}
+	copied, err := app.Finish()
+	if err != nil || copied.Families != 3 || copied.Duplicates != 0 || copied.Invalid != 0 {
+		t.Errorf("%+v %v", copied, err)
+	}
+	if again, err2 := app.Finish(); err2 != nil || again != copied {
+		t.Errorf("at the second call: %+v %v", again, err2)
+	}
+	const want = "# TYPE app counter\napp 1\n# TYPE their_x counter\ntheir_x 9\nlast 1\n# HELP app_their_x Mine.\n# TYPE app_their_x gauge\n" +
+		"app_their_x{a=\"b\"} 2\napp_their_x 3\n# TYPE after gauge\nafter 4\n"
+	if err := m.Close(); err != nil || out.String() != want {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}

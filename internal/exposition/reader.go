@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -43,6 +44,7 @@ type reader struct {
 	format Format
 	visit  visitor
 	most   Limits
+	cut    Cut
 	opens  int // families so far
 	line   sample
 
@@ -51,16 +53,34 @@ type reader struct {
 	opened  bool
 	invalid int
 	whole   bool // # EOF was there
+
+	before []string // beginnings of names before which to wait
+	held   []byte   // the line before which it waits
+	done   bool     // all was read that will be, and over says why no more
+	over   error
 }
 
+// errWaits is why reading ended before a family; it goes on when read is called again.
+var errWaits = errors.New("it waits before a family")
+
 func (r *reader) read() error {
+	if !r.done {
+		r.over = r.rest()
+		r.done = !errors.Is(r.over, errWaits)
+	}
+	return r.over
+}
+
+func (r *reader) rest() error {
 	for {
-		line, ok := r.in.next()
+		line, ok := r.next()
 		if !ok {
 			break
 		}
 		if err := r.one(line); err != nil {
-			r.close()
+			if !errors.Is(err, errWaits) {
+				r.close()
+			}
 			return err
 		}
 		if r.whole {
@@ -80,6 +100,14 @@ func (r *reader) read() error {
 	return nil
 }
 
+func (r *reader) next() ([]byte, bool) {
+	if held := r.held; held != nil {
+		r.held = nil
+		return held, true
+	}
+	return r.in.next()
+}
+
 func (r *reader) close() {
 	if r.opened {
 		r.visit.end()
@@ -90,13 +118,15 @@ func (r *reader) close() {
 // one handles one line.
 func (r *reader) one(line []byte) error {
 	start := blanks(line, 0)
-	switch {
-	case start == len(line):
+	if start == len(line) {
 		return nil
-	case line[start] == '#':
+	}
+	if line[start] == '#' {
 		r.comment(line[start+1:])
 		return nil
-	case !r.line.parse(line, r.format):
+	}
+	cut := r.cut.of(line[start:])
+	if !r.line.parse(line[start+cut:], r.format) {
 		r.invalid++
 		return nil
 	}
@@ -106,9 +136,13 @@ func (r *reader) one(line []byte) error {
 	}
 	if !ok {
 		r.close()
-		r.head, r.known = family{name: string(r.line.text(r.line.name)), plain: true}, true
+		r.head, r.known = family{name: string(r.line.text(r.line.name)), cut: cut, plain: true}, true
 	}
 	if !r.opened {
+		if r.waits(r.head.name) {
+			r.held = line
+			return errWaits
+		}
 		if r.opens++; r.most.Families > 0 && r.opens > r.most.Families {
 			return &TooMuchError{fmt.Sprintf("%d families", r.most.Families)}
 		}
@@ -119,6 +153,10 @@ func (r *reader) one(line []byte) error {
 		r.invalid++
 	}
 	return nil
+}
+
+func (r *reader) waits(name string) bool {
+	return slices.ContainsFunc(r.before, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // comment reads a line that describes a family. What describes none, or says again what was said, is dropped.
@@ -140,7 +178,9 @@ func (r *reader) comment(line []byte) {
 		return
 	}
 	name, rest := line[at:end], line[blanks(line, end):]
-	r.describe(keyword, name, rest)
+	cut := r.cut.of(name)
+	r.describe(keyword, name[cut:], rest)
+	r.head.cut = cut
 }
 
 func (r *reader) describe(keyword string, name, rest []byte) {

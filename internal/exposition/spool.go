@@ -27,7 +27,7 @@ type spooled struct {
 // the error, which is the source's. The text must not change afterwards.
 func NewSpool(text []byte, l Label, s Source) (*Spool, error) {
 	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled)}
-	r := &reader{in: wholeText(text), format: s.Format, visit: sp, most: s.Limits}
+	r := &reader{in: wholeText(text), format: s.Format, visit: sp, most: s.Limits, cut: s.Cut}
 	err := r.read()
 	sp.result = Copied{Bytes: int64(len(text)), Invalid: r.invalid + r.in.tooLong}
 	return sp, err
@@ -91,7 +91,7 @@ func (m *Merger) flush(i int) {
 		if f.written {
 			continue
 		}
-		c := &copier{Merger: m, from: sp.format, label: &sp.label, rename: true}
+		c := &copier{Merger: m, id: m.source, from: sp.format, label: &sp.label, rename: true}
 		c.open(&f.family)
 		m.write(c, sp, f)
 		sp.result.Duplicates += c.duplicates

@@ -56,6 +56,9 @@ func (c *copier) verbatim(text []byte, f *family) (taken int) {
 	if !c.writing || c.prefix != "" || c.label != nil || f.kind == gaugeHistogram {
 		return 0
 	}
+	if f.cut > 0 {
+		return c.verbatimCut(text, f)
+	}
 	for taken < len(text) {
 		end := bytes.IndexByte(text[taken:], '\n')
 		if end < 0 || !c.known(text[taken:taken+end], f) {
@@ -65,6 +68,19 @@ func (c *copier) verbatim(text []byte, f *family) (taken int) {
 	}
 	if taken > 0 {
 		_, _ = c.out.Write(text[:taken])
+	}
+	return taken
+}
+
+// verbatimCut does it line by line, for a family whose names lose their first part.
+func (c *copier) verbatimCut(text []byte, f *family) (taken int) {
+	for taken < len(text) {
+		end := bytes.IndexByte(text[taken:], '\n') + 1
+		if end == 0 || c.cut.of(text[taken:taken+end]) != f.cut || !c.known(text[taken+f.cut:taken+end-1], f) {
+			break
+		}
+		_, _ = c.out.Write(text[taken+f.cut : taken+end])
+		taken += end
 	}
 	return taken
 }

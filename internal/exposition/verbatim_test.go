@@ -23,13 +23,16 @@ func (r *aLineAtATime) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// mergedFrom merges two sources, the second of which gives way, and tells what came of them.
-func mergedFrom(out Format, formats [2]Format, first, second io.Reader) (string, [2]Copied) {
+// mergedFrom merges two sources, the second of which gives way and perhaps waits at a name, and tells what came of them.
+func mergedFrom(out Format, formats [2]Format, first, second io.Reader, waitAt ...string) (string, [2]Copied) {
 	var b bytes.Buffer
 	var copied [2]Copied
 	m := NewMerger(&b, out)
-	copied[0], _ = m.Copy(first, Source{Format: formats[0]})
-	copied[1], _ = m.Copy(second, Source{Format: formats[1], Rename: true})
+	cut := Cut{First: "a", Next: "b"}
+	copied[0], _ = m.Copy(first, Source{Format: formats[0], Cut: cut})
+	parts := m.Begin(second, Source{Format: formats[1], Rename: true, Cut: cut})
+	parts.Until(waitAt...)
+	copied[1], _ = parts.Finish()
 	copied[0].Bytes, copied[1].Bytes = 0, 0 // which depend on how much was read beyond an # EOF
 	_ = m.Close()
 	return b.String(), copied
@@ -38,7 +41,7 @@ func mergedFrom(out Format, formats [2]Format, first, second io.Reader) (string,
 func sameAsParsed(t *testing.T, out Format, formats [2]Format, first, second string) {
 	t.Helper()
 	got, told := mergedFrom(out, formats, strings.NewReader(first), strings.NewReader(second))
-	want, parsed := mergedFrom(out, formats, &aLineAtATime{first}, &aLineAtATime{second})
+	want, parsed := mergedFrom(out, formats, &aLineAtATime{first}, &aLineAtATime{second}, "a", "s")
 	if got != want || told != parsed {
 		t.Errorf("in one piece:\n%s%+v\nline by line:\n%s%+v", got, told, want, parsed)
 	}
@@ -57,6 +60,7 @@ func TestLinesThatPassAsTheyStandAreThoseThatParsingWrites(t *testing.T) {
 		"names that go on":                       "# TYPE a gauge\na" + labels + " 1\nab" + labels + " 2\na" + labels + " 3\na 1\nab 1\na_total 1\na1 1\n",
 		"labels that end early":                  "a" + labels + " 1\na" + labels + "} 1\na" + labels + "{} 1\na{c=\"x\" 1\na{c=\"x} 1\n",
 		"blanks and commas":                      "a{c=\"x\", d=\"y\"} 1\na{c=\"x\", d=\"y\"} 2\na{c=\"x\",} 1\na{c=\"x\",} 1\na {c=\"x\"} 1\na {c=\"x\"} 1\n",
+		"names that are cut":                     "# TYPE ab counter\nab" + labels + " 1\nab" + labels + " 2\nb" + labels + " 3\nab" + labels + " 4\nab 1\n# TYPE b gauge\nab 5\n# TYPE abh histogram\nabh_count" + labels + " 1\nabh_count" + labels + " 2\nbh_count 1\n",
 		"times and exemplars":                    "# TYPE a counter\na_total" + labels + " 1 2\na_total" + labels + " 3\na_total{c=\"z\"} 1 # {t=\"u\"} 1\na_total{c=\"z\"} 1\n",
 		"an end":                                 "# TYPE i info\ni_info" + labels + " 1\ni_info" + labels + " 1\n# TYPE s stateset\ns{s=\"a\"} 1\ns{s=\"a\"} 0\n# EOF\ni_info" + labels + " 1\n",
 		"half a line":                            "a" + labels + " 1\na" + labels + " 2\na" + labels + " 3",
