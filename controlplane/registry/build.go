@@ -107,6 +107,7 @@ func (b *builder) readSources() {
 	if len(b.sources) != len(b.prev.sources) {
 		b.differs = true
 	}
+	b.sources = b.opts.partAddresses(b.sources)
 }
 
 func (b *builder) serve() {
@@ -191,5 +192,5 @@ func (r *Registry) admit(sources []*source) []config.Problem {
 	for _, services := range r.byHost {
 		slices.SortFunc(services, order)
 	}
-	return append(problems, r.sharedAddresses()...)
+	return problems
 }

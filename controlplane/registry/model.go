@@ -74,10 +74,12 @@ type Service struct {
 	Namespace string `json:"namespace"`
 	// Aliases are the other names it is known by everywhere (reviews.default, reviews.default.svc). The bare name
 	// (reviews) is only an alias for callers of its own namespace and is not in this list.
-	Aliases    []string     `json:"aliases,omitempty"`
-	Addresses  []netip.Addr `json:"addresses,omitempty"` // virtual addresses; empty when it has none
-	Ports      []Port       `json:"ports,omitempty"`
-	Resolution Resolution   `json:"resolution"`
+	Aliases   []string     `json:"aliases,omitempty"`
+	Addresses []netip.Addr `json:"addresses,omitempty"` // virtual addresses; empty when it has none
+	// Virtual is the address that its name leads to, where it was given one; it may have had to take the next.
+	Virtual    netip.Addr `json:"-"`
+	Ports      []Port     `json:"ports,omitempty"`
+	Resolution Resolution `json:"resolution"`
 	// Kubernetes says that it came from a Kubernetes Service, so that short names apply.
 	Kubernetes bool `json:"kubernetes,omitempty"`
 	// External is a ServiceEntry with location MESH_EXTERNAL: no mTLS by default.

@@ -64,8 +64,11 @@ func problemAt(r *config.Resource, field, value, message, remedy string) config.
 	}
 }
 
-// readService reads a Kubernetes Service. A headless one is load-balanced over its endpoints like any other: there is
-// no caller's choice of address to pass through when names are resolved by the mesh.
+// noClusterIP says that callers of a Service want the addresses of its workloads.
+const noClusterIP = "None"
+
+// readService reads a Kubernetes Service. One that asks for no address gets none, as its callers choose among those of its
+// workloads; one that says nothing of it may get a virtual one.
 func (s *source) readService(opts Options) {
 	spec, ok := s.resource.Spec.(*config.ServiceSpec)
 	if !ok {
@@ -90,7 +93,9 @@ func (s *source) readService(opts Options) {
 	}
 	s.services = []*Service{service}
 	s.listed = [][]Endpoint{nil}
-	defer opts.giveVirtualAddress(service) // once it is known how it is resolved
+	if spec.ClusterIP != noClusterIP {
+		defer opts.giveVirtualAddress(service) // once it is known how it is resolved
+	}
 	switch {
 	case spec.Type == "ExternalName":
 		s.readExternalName(service, spec)

@@ -27,14 +27,65 @@ func TestAVirtualAddressFollowsFromTheNameAlone(t *testing.T) {
 	}
 }
 
-func TestServicesWithOneVirtualAddressAreToldOf(t *testing.T) {
-	o := Options{Virtual: netip.MustParsePrefix("240.0.0.0/5")}
-	r := Build(nil, storeOf(t, hostEntry(sameAddress, ""), hostEntry(oneName, "")), o, nil)
-	if said := problems(r); len(r.Problems) != 1 || !strings.Contains(said, sameAddress) || !strings.Contains(said, "address of "+oneName+", 244.110.152.198") {
-		t.Errorf("told %q", said)
+func addressesOf(t *testing.T, r *Registry, hosts ...string) string {
+	t.Helper()
+	var all []string
+	for _, host := range hosts {
+		all = append(all, fmt.Sprint(service(t, r, host).Addresses))
 	}
-	r = Build(nil, storeOf(t, hostEntry(sameAddress, ", addresses: [10.9.9.9]"), hostEntry(oneName, "")), o, nil)
-	if len(r.Problems) != 0 {
-		t.Errorf("with an address of its own: %s", problems(r))
+	return strings.Join(all, " ")
+}
+
+func TestServicesNeverShareAVirtualAddress(t *testing.T) {
+	o := Options{Virtual: netip.MustParsePrefix("240.0.0.0/5")}
+	const first, next = "[244.110.152.198]", "[241.186.81.237]"
+	for what, tc := range map[string]struct {
+		documents []string
+		want      string // of oneName and sameAddress
+	}{
+		"in one order":      {[]string{hostEntry(oneName, ""), hostEntry(sameAddress, "")}, first + " " + next},
+		"in the other":      {[]string{hostEntry(sameAddress, ""), hostEntry(oneName, "")}, first + " " + next},
+		"written elsewhere": {[]string{hostEntry(sameAddress, ", addresses: [10.9.9.9]"), hostEntry(oneName, "")}, first + " [10.9.9.9]"},
+		"written there":     {[]string{hostEntry(sameAddress, ", addresses: [244.110.152.198]"), hostEntry(oneName, "")}, "[241.187.38.214] " + first},
+	} {
+		r := Build(nil, storeOf(t, tc.documents...), o, nil)
+		if got := addressesOf(t, r, oneName, sameAddress); got != tc.want {
+			t.Errorf("%s: %s, want %s", what, got, tc.want)
+		}
+		if len(r.Problems) > 0 {
+			t.Error(problems(r))
+		}
+	}
+}
+
+func TestServicesPartAndComeBackAsTheOthersComeAndGo(t *testing.T) {
+	o := Options{Virtual: netip.MustParsePrefix("240.0.0.0/5")}
+	var r *Registry
+	for _, hosts := range [][]string{{sameAddress}, {sameAddress, oneName}, {sameAddress, oneName, "other.example.test"}, {sameAddress}} {
+		var documents []string
+		for _, host := range hosts {
+			documents = append(documents, hostEntry(host, ""))
+		}
+		store := storeOf(t, documents...)
+		r = Build(r, store, o, nil)
+		if got, want := addressesOf(t, r, hosts...), addressesOf(t, Build(nil, store, o, nil), hosts...); got != want {
+			t.Errorf("with %v: %s, and from the start %s", hosts, got, want)
+		}
+		if again := Build(r, store, o, nil); again != r {
+			t.Errorf("with %v: the same documents make another registry", hosts)
+		}
+	}
+}
+
+func TestAServiceThatWantsNoAddressGetsNone(t *testing.T) {
+	o := Options{Virtual: netip.MustParsePrefix("240.0.0.0/5")}
+	r := Build(nil, storeOf(t,
+		"{apiVersion: v1, kind: Service, metadata: {name: headless, namespace: a}, spec: {clusterIP: None, selector: {app: a}, ports: [{port: 80}]}}",
+		"{apiVersion: v1, kind: Service, metadata: {name: silent, namespace: a}, spec: {selector: {app: a}, ports: [{port: 80}]}}"), o, nil)
+	if headless := service(t, r, "headless.a.svc.cluster.local"); len(headless.Addresses) > 0 || !headless.Headless() {
+		t.Errorf("it has %v", headless.Addresses)
+	}
+	if silent := service(t, r, "silent.a.svc.cluster.local"); len(silent.Addresses) != 1 || silent.Headless() {
+		t.Errorf("one that says nothing has %v", silent.Addresses)
 	}
 }
