@@ -68,14 +68,20 @@ func needNamespaces(t *testing.T) {
 
 func capturedTopology(t *testing.T) *Topology {
 	t.Helper()
+	return topologyWith(t, unmodified, theirServices)
+}
+
+// topologyWith has documents in the folder istio.
+func topologyWith(t *testing.T, spec, documents string) *Topology {
+	t.Helper()
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "istio"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "istio", "services.yaml"), []byte(theirServices), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "istio", "services.yaml"), []byte(documents), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return writeTopology(t, dir, unmodified)
+	return writeTopology(t, dir, spec)
 }
 
 // client makes requests from the place of an instance, past its sidecar when they are for the instance itself.

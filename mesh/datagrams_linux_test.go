@@ -3,6 +3,8 @@ package mesh
 import (
 	"context"
 	"errors"
+	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -36,4 +38,125 @@ func TestDatagramsThatLeaveTheMeshAreRefused(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
+}
+
+const talkers = `
+  config: istio
+  workloads:
+  - name: a
+    replicas: 2
+    command: ["${PILOTFISH}", caller]
+    env: {PILOTFISH_APP_ADDRESS: "", PORT_UDP: "7000"}
+    ports: [{name: http, port: 9080, protocol: HTTP}, {name: udp, port: 7000, protocol: UDP}]
+  - name: b
+    command: ["${PILOTFISH}", caller]
+    env: {PILOTFISH_APP_ADDRESS: ""}
+    ports: [{name: http, port: 9080, protocol: HTTP}]
+`
+
+const talkersServices = `
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+spec:
+  selector: {app: a}
+  ports: [{name: http, port: 80, targetPort: 9080}, {name: udp, port: 700, targetPort: 7000, protocol: UDP}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: each-a}
+spec:
+  clusterIP: None
+  selector: {app: a}
+  ports: [{name: tcp, port: 9080, appProtocol: tcp}, {name: udp, port: 7000, protocol: UDP}]
+`
+
+// tells asks by a datagram from an instance's place, and gives the answer or why there is none.
+func (r *running) tells(from, to string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	conn, err := r.Dial(ctx, from, "udp", to)
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	answer := make([]byte, 100)
+	if _, err = conn.Write([]byte("who?")); err == nil {
+		var n int
+		if n, err = conn.Read(answer); err == nil {
+			return string(answer[:n])
+		}
+	}
+	return err.Error()
+}
+
+func TestDatagramsReachServicesByName(t *testing.T) {
+	needNamespaces(t)
+	cfg := testConfig(t, topologyWith(t, talkers, talkersServices))
+	cfg.Network, cfg.AgentCommand = Captured{}, []string{os.Args[0], "agent"}
+	m := bringUp(t, cfg)
+	m.waitReady()
+	a1, a2, b := m.Instances()[0], m.Instances()[1], m.Instances()[2]
+	said := map[string]int{}
+	eventually(t, "answers of both instances", func() bool {
+		said[m.tells("b", "a:700")]++
+		return said["a-1 was called from "+b.App.String()] > 0 && said["a-2 was called from "+b.App.String()] > 0
+	})
+	eventually(t, "an answer of itself", func() bool { return m.tells("a-1", "a:700") == "a-1 was called from "+a1.App.String() })
+	for _, to := range []string{"a-1.each-a:7000", "each-a:7000"} {
+		if got := m.tells("b", to); !strings.HasSuffix(got, " was called from "+b.App.String()) {
+			t.Errorf("%s: %s", to, got)
+		}
+	}
+	m.headlessNamesAreInstances(a1, a2)
+
+	// A sender whose instance leaves finds the other, and nobody is found where none is left.
+	conn, err := m.Dial(context.Background(), "b", "udp", "a:700")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	m.instanceOf(a1).leave()
+	asked := func() string {
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		_, _ = conn.Write([]byte("who?"))
+		answer := make([]byte, 100)
+		n, _ := conn.Read(answer)
+		return string(answer[:n])
+	}
+	for range 20 {
+		eventually(t, "an answer of the second", func() bool { return strings.HasPrefix(asked(), "a-2") })
+	}
+	m.instanceOf(a2).leave()
+	eventually(t, "that nobody answers", func() bool { return strings.Contains(m.tells("b", "a:700"), "refused") })
+}
+
+// headlessNamesAreInstances: a name of a service without an address stands for all, and each has a name of its own.
+func (r *running) headlessNamesAreInstances(all ...*Instance) {
+	r.t.Helper()
+	at := r.placeOf("b")
+	eventually(r.t, "the addresses of the instances", func() bool {
+		found, err := at.lookup(context.Background(), "each-a")
+		return err == nil && len(found) == len(all)
+	})
+	for _, i := range all {
+		name := i.Name + ".each-a"
+		if found, err := at.lookup(context.Background(), name); err != nil || len(found) != 1 || found[0] != i.App.String() {
+			r.t.Errorf("%s is %v, %v", name, found, err)
+		}
+		if said := says(r.client("b"), "http://"+name+":9080/who"); !strings.HasPrefix(said, "200 "+i.Name+" was called by") {
+			r.t.Errorf("%s says %s", name, said)
+		}
+	}
+}
+
+func (r *running) instanceOf(i *Instance) *runner {
+	for _, one := range r.snapshotRunners() {
+		if one.instance == i {
+			return one
+		}
+	}
+	r.t.Fatalf("%s does not run", i.Name)
+	return nil
 }

@@ -103,7 +103,28 @@ func playCaller([]string) {
 	if port := os.Getenv("PORT_TCP"); port != "" {
 		go func() { fail(greetTCP(port)) }()
 	}
+	if port := os.Getenv("PORT_UDP"); port != "" {
+		go func() { fail(greetUDP(port)) }()
+	}
 	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PILOTFISH_APP_ADDRESS"), os.Getenv("PORT")), mux))
+}
+
+// greetUDP answers each datagram with who is called, and by whom.
+func greetUDP(port string) error {
+	socket, err := net.ListenPacket("udp", ":"+port)
+	if err != nil {
+		return err
+	}
+	for {
+		_, from, err := socket.ReadFrom(make([]byte, 100))
+		if err != nil {
+			return err
+		}
+		answer := fmt.Sprintf("%s was called from %s", os.Getenv("PILOTFISH_NAME"), from.(*net.UDPAddr).IP)
+		if _, err := socket.WriteTo([]byte(answer), from); err != nil {
+			return err
+		}
+	}
 }
 
 // greetTCP says on each connection who is called, and by whom.

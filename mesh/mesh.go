@@ -315,6 +315,9 @@ func (m *Mesh) watchOver(ctx context.Context) {
 	wg.Go(func() { m.authority.Run(running, rootsInterval, func() {}) })
 	wg.Go(func() { m.announceReady(running) })
 	wg.Go(func() { m.plane.keepUp(running) })
+	if m.placement.Captured() {
+		wg.Go(func() { m.leadDatagrams(running) })
+	}
 	<-ctx.Done()
 	m.events.publish(Event{Kind: MeshStopping, Origin: OriginMesh, Message: context.Cause(ctx).Error()})
 	timer := time.AfterFunc(m.cfg.StopTimeout, m.Kill)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strconv"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 )
 
@@ -61,6 +62,9 @@ type Attachment struct {
 	// Dial reaches the instance's addresses from the mesh's process, as its application does. Where traffic is captured it
 	// finds names too, by the application's own resolver.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// LeadDatagrams has what the instance's processes send over UDP to services' addresses arrive where these are served;
+	// nil where no service has an address of its own. It is called anew with all of them when that changes.
+	LeadDatagrams func([]controlplane.DatagramPort) error
 	// Check binds what the instance's processes will bind, and tells who is in the way.
 	Check func() error
 }

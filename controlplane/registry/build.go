@@ -146,7 +146,8 @@ func (b *builder) servedBefore(service *Service) *served {
 }
 
 func sameServed(a, b *served) bool {
-	return slices.EqualFunc(a.endpoints, b.endpoints, Endpoint.equal) && slices.Equal(a.problems, b.problems)
+	return slices.EqualFunc(a.endpoints, b.endpoints, Endpoint.equal) && slices.EqualFunc(a.datagrams, b.datagrams, Endpoint.equal) &&
+		slices.Equal(a.problems, b.problems)
 }
 
 func (b *builder) registry() *Registry {

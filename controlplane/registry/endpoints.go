@@ -17,6 +17,8 @@ const tlsModeLabel = "security.istio.io/tlsMode"
 // served is where a service is served. Immutable.
 type served struct {
 	endpoints []Endpoint
+	// datagrams are the places of ports of UDP: no proxy's, and often of the same number as a TCP port.
+	datagrams []Endpoint
 	problems  []config.Problem
 }
 
@@ -41,7 +43,8 @@ func selectEndpoints(s *source, service *Service, workloads []*workload) *served
 	}
 	usable := out.usable(service, workloads)
 	for i, port := range service.Ports {
-		if port.Protocol == UDP { // not routed, and often of the same number as a TCP port
+		if port.Protocol == UDP {
+			out.datagrams = append(out.datagrams, selectDatagrams(port, usable)...)
 			continue
 		}
 		var lacking []string
@@ -57,6 +60,18 @@ func selectEndpoints(s *source, service *Service, workloads []*workload) *served
 		}
 		if len(lacking) > 0 {
 			out.problems = append(out.problems, unknownTargetPort(s.resource, i, port, lacking, usable))
+		}
+	}
+	return out
+}
+
+func selectDatagrams(port Port, workloads []*workload) []Endpoint {
+	var out []Endpoint
+	for _, w := range workloads {
+		if number, ok := port.on(w.entry.GetPorts()); ok {
+			e := newEndpoint(w.entry, w.labels, w.resource.Namespace, port.Number, number)
+			e.Workload = w.resource.Name
+			out = append(out, e)
 		}
 	}
 	return out

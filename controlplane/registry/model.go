@@ -169,5 +169,13 @@ func (r *Registry) Endpoints(s *Service) []Endpoint {
 	return nil
 }
 
+// Datagrams gives the workloads that serve a service's ports of UDP, which are not among its endpoints.
+func (r *Registry) Datagrams(s *Service) []Endpoint {
+	if served := r.served[s]; served != nil {
+		return served.datagrams
+	}
+	return nil
+}
+
 // Options are what the registry was built with.
 func (r *Registry) Options() Options { return r.opts }

@@ -67,7 +67,9 @@ func outboundListeners(v view) []*listenerv3.Listener {
 	}
 	out := make([]*listenerv3.Listener, 0, len(all.order))
 	for _, g := range all.order {
-		out = append(out, v.gateListener(g))
+		if g.routes != "" || len(g.chains) > 0 { // Envoy takes no listener that has nothing for anybody
+			out = append(out, v.gateListener(g))
+		}
 	}
 	return out
 }

@@ -53,6 +53,9 @@ func (n *Namespace) Close() error { return n.handle.Close() }
 // FD is the namespace for calls of the kernel and for netlink; it is the namespace's own, and ends with Close.
 func (n *Namespace) FD() int { return int(n.handle) }
 
+// Handle is the same for package netlink.
+func (n *Namespace) Handle() netns.NsHandle { return n.handle }
+
 // Do runs f on a thread that is in the namespace. What f starts in other goroutines is not.
 func (n *Namespace) Do(f func() error) error {
 	var err error
