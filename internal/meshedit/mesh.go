@@ -25,6 +25,11 @@ type Options struct {
 	Address func(service, instance int) string
 	// Port is the port that instances listen on; 8080 when zero.
 	Port uint32
+	// Workloads says that kept services are served by workloads of the mesh itself, which have sidecars, the label app of the
+	// service's name, and a version v0 or v1: HTTP on Port and, on another, TCP. Then edits are about mutual TLS, too.
+	Workloads bool
+	// TCPPort is that of TCP; 9000 when zero.
+	TCPPort uint32
 	// Wild allows edits that requests to kept services may notice: faults, redirects, policies that refuse, narrow
 	// Sidecars, services that come to share hosts. Without it, every request to a kept service whose path does not begin
 	// with /refused is answered by an instance of a kept service at every moment, if edits are applied one by one.
@@ -81,6 +86,9 @@ func New(seed uint64, o Options) *Mesh {
 	if o.Port == 0 {
 		o.Port = 8080
 	}
+	if o.TCPPort == 0 {
+		o.TCPPort = 9000
+	}
 	if o.Address == nil {
 		o.Address = func(service, instance int) string {
 			return fmt.Sprintf("10.%d.%d.%d", service/200%250, service%200, instance+1)
@@ -111,6 +119,9 @@ func (m *Mesh) Documents() []Edit {
 // Edit changes one document.
 func (m *Mesh) Edit() Edit {
 	kinds := calm
+	if m.o.Workloads {
+		kinds = append(slices.Clone(calm), (*Mesh).editPeersOfWorkloads)
+	}
 	if m.o.Wild {
 		kinds = wild
 	}
@@ -135,6 +146,9 @@ func (m *Mesh) host(s *service) string {
 }
 
 func (m *Mesh) kept(s *service) bool { return s.number < m.o.Kept }
+
+// ofMesh says whether the mesh itself has the service's workloads.
+func (m *Mesh) ofMesh(s *service) bool { return m.o.Workloads && m.kept(s) }
 
 // put makes an edit of a document: one that is not valid is a mistake of this package, which whoever reads it finds.
 func (m *Mesh) put(kind config.Kind, apiVersion, namespace, name string, spec object) (Edit, bool) {

@@ -10,7 +10,7 @@ import (
 
 // TestEveryEditIsValid: a document that is refused would test nothing.
 func TestEveryEditIsValid(t *testing.T) {
-	for _, o := range []meshedit.Options{{Kept: 4}, {Kept: 2, Wild: true}} {
+	for _, o := range []meshedit.Options{{Kept: 4}, {Kept: 2, Workloads: true}, {Kept: 2, Wild: true}} {
 		m := meshedit.New(1, o)
 		edits := m.Documents()
 		for range 3000 {

@@ -88,11 +88,32 @@ func (m *Mesh) editAuthorization() (Edit, bool) {
 		return m.remove(config.AuthorizationPolicy, namespace, name)
 	}
 	paths := []any{"/refused*", fmt.Sprintf("/refused/%d", m.rand.IntN(10))}
-	spec := object{"action": "DENY", "rules": []any{object{"to": []any{object{"operation": object{"paths": paths}}}}}}
+	operation := object{"paths": paths}
+	if m.o.Workloads { // or it is about ports of TCP, too, where there are no paths
+		operation["ports"] = []any{fmt.Sprint(m.o.Port)}
+	}
+	spec := object{"action": "DENY", "rules": []any{object{"to": []any{object{"operation": operation}}}}}
 	if m.oneIn(2) {
 		spec["selector"] = object{"matchLabels": object{"app": fmt.Sprintf("s%d", m.rand.IntN(m.o.Services))}}
 	}
 	return m.put(config.AuthorizationPolicy, security, namespace, name, spec)
+}
+
+// editPeersOfWorkloads says whether callers need certificates, which all have.
+func (m *Mesh) editPeersOfWorkloads() (Edit, bool) {
+	namespace, name := m.namespace(m.rand.IntN(m.o.Namespaces)), fmt.Sprintf("a%d", m.rand.IntN(2))
+	if m.oneIn(3) {
+		return m.remove(config.PeerAuthentication, namespace, name)
+	}
+	mode := func() object { return object{"mode": pick(m, []string{"STRICT", "PERMISSIVE"})} }
+	spec := object{"mtls": mode()}
+	if name == "a1" {
+		spec["selector"] = object{"matchLabels": object{"app": fmt.Sprintf("s%d", m.rand.IntN(m.o.Services))}}
+		if m.oneIn(2) {
+			spec["portLevelMtls"] = object{fmt.Sprint(m.o.Port): mode()}
+		}
+	}
+	return m.put(config.PeerAuthentication, security, namespace, name, spec)
 }
 
 // editExternal is about hosts outside, which nobody asks for.

@@ -17,7 +17,9 @@ func (m *Mesh) addService() (Edit, bool) {
 		return m.putEntry(s)
 	}
 	for i := range s.instances {
-		m.putWorkload(s, i)
+		if !m.ofMesh(s) {
+			m.putWorkload(s, i)
+		}
 	}
 	return m.putService(s)
 }
@@ -26,6 +28,9 @@ func (m *Mesh) putService(s *service) (Edit, bool) {
 	ports := []any{object{"name": "http", "port": 80, "targetPort": m.o.Port}}
 	if s.number%4 == 3 {
 		ports = append(ports, object{"name": "tcp-more", "port": 3000 + s.number%5, "targetPort": m.o.Port})
+	}
+	if m.ofMesh(s) {
+		ports = append(ports, object{"name": "tcp", "port": m.o.TCPPort})
 	}
 	return m.put(config.Service, "v1", m.namespace(s.number), s.name(), object{"selector": object{"app": s.name()}, "ports": ports})
 }
@@ -91,6 +96,9 @@ func (m *Mesh) addOrRemoveService() (Edit, bool) {
 // editInstances adds, removes or changes one instance. The first two stay: they are all that the subsets have.
 func (m *Mesh) editInstances() (Edit, bool) {
 	s := pick(m, m.services)
+	if m.ofMesh(s) {
+		return Edit{}, false
+	}
 	instance := m.rand.IntN(4)
 	there := slices.Contains(s.instances, instance)
 	if gone := there && instance >= 2 && m.oneIn(2); gone {

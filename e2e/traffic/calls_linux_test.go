@@ -1,0 +1,162 @@
+package traffic
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const callTimeout = 20 * time.Second
+
+// caller makes one kind of request; n counts them.
+type caller struct {
+	name string
+	call func(n int) error
+	made atomic.Int64
+}
+
+// callers are all kinds: HTTP on connections that stay and on new ones, TCP, and both by way of the gateway.
+func (w *world) callers() []*caller {
+	kept, fresh, outside := w.client("client", true), w.client("client", false), w.client("", true)
+	host := func(n int) string { return w.edits.Host(n % 2) }
+	return []*caller{
+		{name: "HTTP", call: func(n int) error { return w.get(kept, "http://"+host(n), "", n) }},
+		{name: "HTTP on new connections", call: func(n int) error { return w.get(fresh, "http://"+host(n), "", n) }},
+		{name: "TCP", call: func(n int) error { return w.say("client", fmt.Sprintf("%s:%d", host(n), portTCP)) }},
+		{name: "HTTP at the gateway", call: func(n int) error { return w.get(outside, "http://"+w.edge(8000), "kept.example.com", n) }},
+		{name: "TCP at the gateway", call: func(int) error { return w.say("", w.edge(8001)) }},
+	}
+}
+
+func (w *world) client(from string, stay bool) *http.Client {
+	return &http.Client{Timeout: callTimeout, Transport: &http.Transport{
+		DisableKeepAlives: !stay,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return w.Dial(ctx, from, network, address)
+		},
+	}}
+}
+
+func (w *world) get(client *http.Client, url, host string, n int) error {
+	request, err := http.NewRequest(http.MethodGet, fmt.Sprintf("%s/p%d", url, n%7), nil)
+	if err != nil {
+		return err
+	}
+	request.Host = host
+	request.Header.Set("X-User", fmt.Sprintf("u%d", n%5))
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && (response.StatusCode != http.StatusOK || !strings.HasPrefix(string(body), "s")) {
+		err = fmt.Errorf("status %d, %q", response.StatusCode, body)
+	}
+	return err
+}
+
+func (w *world) say(from, address string) error {
+	ctx, cancel := context.WithTimeout(w.ctx, callTimeout)
+	defer cancel()
+	conn, err := w.Dial(ctx, from, "tcp", address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(callTimeout))
+	if _, err := fmt.Fprintln(conn, "hello"); err != nil {
+		return err
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if err == nil && !strings.HasSuffix(line, " hello\n") {
+		err = fmt.Errorf("the answer is %q", line)
+	}
+	return err
+}
+
+// traffic is requests that do not stop until done.
+type traffic struct {
+	w       *world
+	doing   atomic.Value // what is changed, for the message
+	callers []*caller
+	failed  chan string
+	stop    chan struct{}
+	running sync.WaitGroup
+}
+
+// flow begins traffic when all kinds of requests are answered.
+func (w *world) flow() *traffic {
+	w.t.Helper()
+	f := &traffic{w: w, callers: w.callers(), failed: make(chan string, 1), stop: make(chan struct{})}
+	f.doing.Store("nothing")
+	for _, c := range f.callers {
+		for n := range 4 {
+			testenv.Eventually(w.t, c.name, func() error { return c.call(n) })
+		}
+		f.running.Go(func() { f.keepCalling(c) })
+	}
+	w.t.Cleanup(f.end)
+	return f
+}
+
+func (f *traffic) keepCalling(c *caller) {
+	for n := 0; ; n++ {
+		select {
+		case <-f.stop:
+			return
+		default:
+		}
+		if err := c.call(n); err != nil {
+			select {
+			case f.failed <- fmt.Sprintf("%s: %v, after %d answers; what was done: %s", c.name, err, c.made.Load(), f.doing.Load()):
+			default:
+			}
+			return
+		}
+		c.made.Add(1)
+	}
+}
+
+// check ends the test when a request failed.
+func (f *traffic) check() {
+	f.w.t.Helper()
+	select {
+	case failure := <-f.failed:
+		f.w.t.Fatal(failure)
+	default:
+	}
+}
+
+func (f *traffic) end() {
+	select {
+	case <-f.stop:
+	default:
+		close(f.stop)
+	}
+	f.running.Wait()
+}
+
+// done ends the traffic, and proves that none of it failed.
+func (f *traffic) done() {
+	f.w.t.Helper()
+	f.end()
+	f.check()
+	var made []string
+	for _, c := range f.callers {
+		if c.made.Load() < 20 {
+			f.w.t.Errorf("%s: only %d requests were made", c.name, c.made.Load())
+		}
+		made = append(made, fmt.Sprintf("%s %d", c.name, c.made.Load()))
+	}
+	f.w.t.Logf("requests, of which none failed: %s", strings.Join(made, ", "))
+}

@@ -1,0 +1,62 @@
+package traffic
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// edits is how many random edits are made; more of them: go test ./e2e/traffic -edits 1000
+var edits = flag.Int("edits", 60, "random edits under traffic")
+
+// envoyVersion may be another: go test ./e2e/traffic -envoy 1.36.4
+var envoyVersion = flag.String("envoy", testenv.EnvoyVersion, "the version of Envoy")
+
+// The roots of all certificates are replaced first, so that what is left of the old one has its time while documents change.
+func TestNoRequestOfACapturedMeshFailsWhateverIsChanged(t *testing.T) {
+	w := start(t, *envoyVersion)
+	f := w.flow()
+	onlyNew := w.rotate(f)
+	w.edit(f, func(int) {})
+	w.edit(f, func(n int) {
+		var err error
+		switch n % 30 {
+		case 10:
+			err = w.StopControlPlane(w.ctx)
+		case 20:
+			err = w.StartControlPlane(w.ctx)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	f.doing.Store("nothing more")
+	onlyNew()
+	f.done()
+}
+
+// edit makes random edits, a few milliseconds apart; each is told its number.
+func (w *world) edit(f *traffic, each func(n int)) {
+	w.t.Helper()
+	random := rand.New(rand.NewPCG(5, 5))
+	pace := time.NewTicker(10 * time.Millisecond)
+	defer pace.Stop()
+	for n := range *edits {
+		if n%5 == 4 {
+			share := random.IntN(101)
+			w.write("istio/edge.yaml", fmt.Sprintf(edge, share, 100-share))
+			f.doing.Store(fmt.Sprintf("%d percent of the gateway's requests for s0", share))
+		} else {
+			e := w.edits.Edit()
+			w.write("istio/"+e.File(), string(e.Document))
+			f.doing.Store(e.Key.String() + " " + string(e.Document))
+		}
+		each(n)
+		f.check()
+		<-pace.C
+	}
+}

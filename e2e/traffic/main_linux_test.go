@@ -1,0 +1,68 @@
+package traffic
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+const (
+	portHTTP = 8080
+	portTCP  = 9000
+)
+
+// The test binary is also the application of the mesh's workloads, and the guard of the mesh.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "serve":
+			fmt.Fprintln(os.Stderr, serve(os.Getenv("PILOTFISH_NAME")))
+			os.Exit(1)
+		case "idle":
+			select {}
+		case "guard":
+			c := mesh.NewGuardCommand()
+			c.SetArgs(os.Args[2:])
+			if err := c.Execute(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// serve says the workload's name over HTTP, and before each line that it says back over TCP.
+func serve(name string) error {
+	l, err := net.Listen("tcp", fmt.Sprintf(":%d", portTCP))
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go echo(conn, name)
+		}
+	}()
+	return http.ListenAndServe(fmt.Sprintf(":%d", portHTTP), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, name)
+	}))
+}
+
+func echo(conn net.Conn, name string) {
+	defer conn.Close()
+	for lines := bufio.NewScanner(conn); lines.Scan(); {
+		if _, err := fmt.Fprintln(conn, name, lines.Text()); err != nil {
+			return
+		}
+	}
+}

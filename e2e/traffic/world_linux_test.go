@@ -1,0 +1,177 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/meshedit"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+const kept = 2
+
+// topology has a caller, and two services with two versions each.
+const topology = `
+apiVersion: pilotfish.dev/v1alpha1
+kind: Mesh
+metadata: {name: NAME}
+spec:
+  config: istio
+  workloads:
+  - {name: gateway, type: gateway, namespace: ns0, labels: {istio: edge}, serviceAccount: gateway}
+  - {name: client, namespace: ns2, serviceAccount: client, command: ["${PILOTFISH}", idle]}
+  - {name: s0-v0, namespace: ns0, labels: {app: s0, version: v0}, serviceAccount: s0, PORTS}
+  - {name: s0-v1, namespace: ns0, labels: {app: s0, version: v1}, serviceAccount: s0, PORTS}
+  - {name: s1-v0, namespace: ns1, labels: {app: s1, version: v0}, serviceAccount: s1, PORTS}
+  - {name: s1-v1, namespace: ns1, labels: {app: s1, version: v1}, serviceAccount: s1, PORTS}
+`
+
+const ports = `command: ["${PILOTFISH}", serve], ports: [{name: http, port: 8080, protocol: HTTP}, {name: tcp, port: 9000, protocol: TCP}]`
+
+// constant is there whatever is edited: nobody is called without a certificate unless an edit says so, and the gateway leads
+// to one of the services.
+const constant = `
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: istio-system}
+spec: {mtls: {mode: STRICT}}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: kept, namespace: ns0}
+spec:
+  selector: {istio: edge}
+  servers:
+  - {port: {number: 8000, name: http, protocol: HTTP}, hosts: [kept.example.com]}
+  - {port: {number: 8001, name: tcp, protocol: TCP}, hosts: ["*"]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: kept-tcp, namespace: ns0}
+spec:
+  hosts: ["*"]
+  gateways: [kept]
+  tcp: [{match: [{port: 8001}], route: [{destination: {host: s1.ns1.svc.cluster.local, port: {number: 9000}}}]}]
+`
+
+// edge leads requests at the gateway to both services.
+const edge = `
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: kept, namespace: ns0}
+spec:
+  hosts: [kept.example.com]
+  gateways: [kept]
+  http:
+  - route:
+    - {destination: {host: s0.ns0.svc.cluster.local, port: {number: 80}}, weight: %d}
+    - {destination: {host: s1.ns1.svc.cluster.local, port: {number: 80}}, weight: %d}
+`
+
+// world is a running mesh whose documents are edited.
+type world struct {
+	*mesh.Mesh
+	t     *testing.T
+	dir   string
+	state string
+	edits *meshedit.Mesh
+	ctx   context.Context
+}
+
+func start(t *testing.T, envoy string) *world {
+	t.Helper()
+	if err := mesh.CanCapture(); err != nil {
+		t.Skip(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "pftr") // short enough for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, dir: dir, state: filepath.Join(dir, "state"), edits: meshedit.New(23, meshedit.Options{Kept: kept, Port: portHTTP, TCPPort: portTCP, Workloads: true})}
+	name := "traffic-" + strings.ReplaceAll(envoy, ".", "-")
+	w.write("mesh.yaml", strings.NewReplacer("NAME", name, "PORTS", ports).Replace(topology))
+	w.write("istio/constant.yaml", constant)
+	w.write("istio/edge.yaml", fmt.Sprintf(edge, 50, 50))
+	for _, document := range w.edits.Documents() {
+		w.write("istio/"+document.File(), string(document.Document))
+	}
+	top, err := mesh.Load(filepath.Join(dir, "mesh.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Mesh, err = mesh.New(mesh.Config{
+		Topology: top, Environ: os.Environ(), RuntimeDir: filepath.Join(dir, "run"), StateDir: w.state, Network: mesh.Captured{},
+		EnvoyPath: testenv.EnvoyOf(t, envoy), GuardCommand: []string{os.Args[0], "guard"},
+		// They are renewed after a tenth of their life, and have much time left then.
+		AgentCommand: []string{"/usr/bin/env", "SECRET_TTL=24s", "SECRET_GRACE_PERIOD_RATIO=0.9", testenv.Bin(t, "pilotfish-agent")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	return w
+}
+
+// run runs the mesh until the test ends, and waits until it is ready.
+func (w *world) run() {
+	w.t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	w.ctx = ctx
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	w.t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			w.t.Errorf("the mesh ended with %v", err)
+		}
+		_ = os.RemoveAll(w.dir)
+	})
+	testenv.Eventually(w.t, "the mesh", func() error {
+		s := w.Status(ctx)
+		for _, i := range s.Instances {
+			if !i.Ready {
+				return fmt.Errorf("%s is not ready: %v", i.Name, i.Reasons)
+			}
+		}
+		if !s.Ready {
+			return errors.New("nothing has started")
+		}
+		return nil
+	})
+}
+
+// write puts a file in place whole; without content it removes it.
+func (w *world) write(name, content string) {
+	w.t.Helper()
+	path := filepath.Join(w.dir, name)
+	if content == "" {
+		_ = os.Remove(path)
+		return
+	}
+	err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+"~", []byte(content), 0o644), os.Rename(path+"~", path))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) instance(name string) *mesh.Instance {
+	for _, i := range w.Instances() {
+		if i.Name == name {
+			return i
+		}
+	}
+	w.t.Fatalf("the mesh has no instance %s", name)
+	return nil
+}
+
+// edge is the address of a port of the gateway.
+func (w *world) edge(port int) string {
+	return net.JoinHostPort(w.instance("gateway").Proxy.String(), fmt.Sprint(port))
+}
