@@ -128,6 +128,9 @@ func Load(dir string, opts Options) (*Authority, error) {
 	if _, err := a.Reload(); err != nil {
 		return nil, err
 	}
+	if err := s.removeRetired(); err != nil {
+		a.log.Warn("what is left of a retired root cannot be removed", "error", err)
+	}
 	if a.tokens, err = newTokenSigner(m.tokenKey); err != nil {
 		return nil, err
 	}

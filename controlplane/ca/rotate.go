@@ -277,12 +277,33 @@ func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
 // removeRoot removes a root that nobody is to trust any more, its key first.
 func (s state) removeRoot(n int) error {
 	dir := s.generationDir(n)
-	err := errors.Join(os.Remove(filepath.Join(dir, rootKeyFile)), os.Remove(filepath.Join(dir, rootCertFile)))
+	gone := []string{filepath.Join(dir, rootKeyFile), filepath.Join(dir, rootCertFile)}
 	if n > 0 {
-		err = errors.Join(err, os.Remove(dir))
+		gone = append(gone, dir)
 	}
+	for _, path := range gone {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return s.explain("removing a root that was replaced", err)
+		}
+	}
+	return nil
+}
+
+// removeRetired removes what a process that was ended half-way left of roots that were retired. Nobody needs them, and none is
+// made under an old number again, so that it does not matter who else does so.
+func (s state) removeRetired() error {
+	g, err := s.readGenerations()
 	if err != nil {
-		return s.explain("removing a root that was replaced", err)
+		return err
+	}
+	oldest := g.Active
+	if g.Previous > 0 {
+		oldest = min(oldest, g.Previous-1)
+	}
+	for n := range oldest {
+		if err := s.removeRoot(n); err != nil {
+			return err
+		}
 	}
 	return nil
 }
