@@ -9,14 +9,20 @@ import (
 	"testing"
 )
 
-// contractNames are the agent's metrics whose names promtool has a remark on: they are those of Istio's agent.
+// contractNames are the agent's metrics that promtool remarks on: counters by the names that Istio's agent gave them.
 var contractNames = map[string]bool{
 	"istio_agent_istiod_connection_failures": true, "istio_agent_istiod_connection_terminations": true,
 	"istio_agent_envoy_connection_terminations": true, "istio_agent_num_outgoing_requests": true,
 	"istio_agent_num_failed_outgoing_requests": true, "istio_agent_num_outgoing_retries": true,
 	"istio_agent_outgoing_latency": true, "istio_agent_xds_proxy_requests": true, "istio_agent_xds_proxy_responses": true,
 	"istio_agent_wasm_cache_lookup_count": true, "istio_agent_wasm_remote_fetch_count": true,
-	"istio_agent_wasm_config_conversion_count": true, "istio_agent_wasm_config_conversion_duration": true,
+	"istio_agent_wasm_config_conversion_count": true,
+}
+
+// contractRemarks are the remarks on them.
+var contractRemarks = map[string]bool{
+	`counter metrics should have "_total" suffix`:                           true,
+	`non-histogram and non-summary metrics should not have "_count" suffix`: true,
 }
 
 // remarksOn gives promtool's remarks on an exposition. What it cannot read fails the test.
@@ -81,8 +87,8 @@ func TestPromtoolReadsTheJoinedMetricsAndRemarksOnNoneThatItDoesNotRemarkOnAlone
 		alone[remark] = true
 	}
 	for remark := range remarksOn(t, "the joined metrics", joined) {
-		name, _, _ := strings.Cut(remark, " ")
-		if !alone[remark] && !contractNames[name] {
+		name, text, _ := strings.Cut(remark, " ")
+		if !alone[remark] && (!contractNames[name] || !contractRemarks[text]) {
 			t.Errorf("promtool: %s", remark)
 		}
 	}
