@@ -53,6 +53,8 @@ type Config struct {
 	// VirtualAddresses, when valid, is a network of IPv4 out of which services without an address get one, for a mesh that
 	// captures traffic: by it a service is told from others whose requests cannot be read.
 	VirtualAddresses netip.Prefix
+	// StartsProxies: the owner starts the proxies, and asks ProxyConfig what with.
+	StartsProxies bool
 	// MeshConfigFile is a file of Istio's MeshConfig in YAML, watched.
 	MeshConfigFile string
 	// Mesh is used when there is no MeshConfigFile.
@@ -195,7 +197,7 @@ func (s *Server) openStores() (err error) {
 	var stores []config.Store
 	if len(s.cfg.ConfigDirs) > 0 {
 		s.dirs, err = config.NewDirStore(config.DirConfig{
-			Paths: s.cfg.ConfigDirs, Check: envoyfilter.Check, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
+			Paths: s.cfg.ConfigDirs, Check: envoyfilter.Check, StartsProxies: s.cfg.StartsProxies, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
 		})
 		if err != nil {
 			return err

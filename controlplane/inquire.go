@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	networkingbeta "istio.io/api/networking/v1beta1"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/describe"
@@ -74,6 +76,15 @@ func (s *Server) clientProxy(id string) (*translate.Proxy, bool) {
 		}
 	}
 	return nil, false
+}
+
+// ProxyConfig is what ProxyConfigs say of a workload; empty while nothing is known yet.
+func (s *Server) ProxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
+	latest := s.feed.snapshot()
+	if latest == nil {
+		return &networkingbeta.ProxyConfig{}
+	}
+	return latest.ProxyConfig(namespace, labels)
 }
 
 func (s *Server) serveDescribe(w http.ResponseWriter, r *http.Request) {

@@ -21,8 +21,11 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 		ConfigDirs: m.cfg.Topology.Config,
 		Stores:     []config.Store{m.registry},
 		StateDir:   m.stateDir(),
-		Address:    m.placement.ControlPlane().String(),
-		Listen:     m.placement.Listen,
+
+		StartsProxies: true,
+
+		Address: m.placement.ControlPlane().String(),
+		Listen:  m.placement.Listen,
 
 		VirtualAddresses: m.virtualAddresses(),
 		Mesh:             m.cfg.Topology.Mesh,

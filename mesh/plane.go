@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	networkingbeta "istio.io/api/networking/v1beta1"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
@@ -21,6 +23,7 @@ type plane struct {
 
 	mu      sync.Mutex
 	server  *controlplane.Server
+	last    *controlplane.Server // that was the last to serve
 	cancel  context.CancelFunc
 	done    chan struct{}
 	since   time.Time
@@ -99,9 +102,22 @@ func (p *plane) startLocked(ctx context.Context) error {
 		<-done
 		return err
 	}
+	p.mu.Lock()
+	p.last = server
+	p.mu.Unlock()
 	p.events.publish(Event{Kind: ControlPlaneUp, Origin: OriginControlPlane, Message: p.cfg.Address})
 	p.report(server)
 	return nil
+}
+
+// proxyConfig is what ProxyConfigs say of a workload, also while the control plane is stopped: as it was then.
+func (p *plane) proxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == nil {
+		return nil
+	}
+	return p.last.ProxyConfig(namespace, labels)
 }
 
 func (p *plane) serve(ctx context.Context, server *controlplane.Server) {

@@ -65,6 +65,7 @@ func (r *runner) agentCommand() (command, error) {
 		role = "router"
 	}
 	args := append(append([]string(nil), r.mesh.agentCommand...), "proxy", role, "--restart")
+	args = append(args, r.mesh.documentedThreads(r.instance)...)
 	return command{Args: args, Env: env, Dir: r.files.dir, Enter: r.attached.EnterAgent}, err
 }
 

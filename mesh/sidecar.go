@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshconfig "istio.io/api/mesh/v1alpha1"
+	networkingbeta "istio.io/api/networking/v1beta1"
 )
 
 // Where the agent expects its files, from its working directory: the contract of Istio's agent.
@@ -139,7 +141,7 @@ func (m *Mesh) agentDir(i *Instance) string {
 
 // agentEnv is the environment of an instance's agent.
 func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
-	env := m.inheritedEnv()
+	env := append(m.inheritedEnv(), m.documentedEnv(i)...)
 	discovery := fmt.Sprintf("%s:%d", m.placement.ControlPlane(), securePort)
 	proxyConfig, err := m.proxyConfig(discovery)
 	if err != nil {
@@ -175,6 +177,39 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		runVariable+"="+m.runID,
 	)
 	return append(env, at.AgentEnv...), nil
+}
+
+// documentedEnv are the variables that ProxyConfigs say; what the mesh itself sets counts above them.
+func (m *Mesh) documentedEnv(i *Instance) []string {
+	of := m.documentedConfig(i).GetEnvironmentVariables()
+	var env []string
+	for _, name := range sortedKeys(of) {
+		env = append(env, name+"="+of[name])
+	}
+	return env
+}
+
+// documentedThreads are the arguments for as many of Envoy's threads as ProxyConfigs say: above all else that says so.
+func (m *Mesh) documentedThreads(i *Instance) []string {
+	n := m.documentedConfig(i).GetConcurrency()
+	switch {
+	case n == nil:
+		return nil
+	case n.GetValue() == 0:
+		return []string{"--concurrency", strconv.Itoa(runtime.NumCPU())}
+	}
+	return []string{"--concurrency", strconv.Itoa(int(n.GetValue()))}
+}
+
+// documentedConfig is what ProxyConfigs say of an instance; nothing while there is no control plane.
+func (m *Mesh) documentedConfig(i *Instance) *networkingbeta.ProxyConfig {
+	m.mu.Lock()
+	p := m.plane
+	m.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	return p.proxyConfig(i.workload.Namespace, i.workload.Labels)
 }
 
 func (m *Mesh) inheritedEnv() []string {

@@ -89,7 +89,7 @@ func (w *walk) message(n *yaml.Node, m protoreflect.Message, path string) bool {
 func (w *walk) tellOfEffect(fd protoreflect.FieldDescriptor, key *yaml.Node, at string) {
 	note, ok := withoutEffect[fd.FullName()]
 	switch message := "has no effect in this version" + note.why; {
-	case !ok:
+	case !ok, note.started && w.startsProxies:
 	case note.unsafe:
 		w.refuseAs(UnsafeToIgnore, w.at(key), at, "", message, note.remedy)
 	default:

@@ -37,6 +37,8 @@ type DirConfig struct {
 	DefaultNamespace string
 	// Check looks at each document that is good so far (see Parser).
 	Check func(*Resource) []Problem
+	// StartsProxies is the parser's (see Parser).
+	StartsProxies bool
 	// LastGood is a file to keep the last good versions of refused documents in, so that they are in force after a
 	// restart too. There is none while no document is refused. Empty: they are in force until the process ends.
 	LastGood string
@@ -86,7 +88,7 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &DirStore{
-		table: newTable(undated), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check}, log: cfg.Logger,
+		table: newTable(undated), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check, StartsProxies: cfg.StartsProxies}, log: cfg.Logger,
 		files: map[string]*trackedFile{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
 		last: lastGood{file: cfg.LastGood},
 	}

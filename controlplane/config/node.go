@@ -17,9 +17,11 @@ type document struct {
 	inert    bool // without effect by its kind
 	kindless bool // its kind is none that is known
 	nameless bool // it cannot be told which resource it is meant to be
-	places   map[string]Position
-	problems []Problem
-	refused  bool
+	// startsProxies: whoever reads it starts the proxies that it is for.
+	startsProxies bool
+	places        map[string]Position
+	problems      []Problem
+	refused       bool
 }
 
 func (d *document) at(n *yaml.Node) Position {

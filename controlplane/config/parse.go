@@ -24,6 +24,8 @@ type Parser struct {
 	// Check looks at each document that is good so far, for what this package cannot know: whether Envoy has what it
 	// speaks of. A problem of severity Error refuses the document. Nil checks nothing.
 	Check func(*Resource) []Problem
+	// StartsProxies: what ProxyConfigs say is in force when proxies start, since it is the reader who starts them.
+	StartsProxies bool
 }
 
 // Parse reads the documents of one file, as Parser.Parse does, with "default" as the namespace of those that name none.
@@ -135,7 +137,7 @@ func (f *fileParser) chunk(c chunk) {
 
 // document reads one document, or each of a List.
 func (f *fileParser) document(root *yaml.Node, offset, nested int) {
-	d := &document{file: f.file, offset: offset, places: map[string]Position{}}
+	d := &document{file: f.file, offset: offset, places: map[string]Position{}, startsProxies: f.StartsProxies}
 	if f.count++; f.count > MaxDocuments {
 		if !f.full {
 			f.full = true

@@ -1,0 +1,65 @@
+package mesh
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const threeConfigs = `
+apiVersion: networking.istio.io/v1beta1
+kind: ProxyConfig
+metadata: {name: mesh, namespace: istio-system}
+spec: {concurrency: 3, environmentVariables: {ISTIO_META_FROM: mesh, ISTIO_META_ALSO: mesh, POD_NAME: mine}}
+---
+apiVersion: networking.istio.io/v1beta1
+kind: ProxyConfig
+metadata: {name: some, namespace: default}
+spec: {selector: {matchLabels: {app: a}}, concurrency: 2, environmentVariables: {ISTIO_META_FROM: some}}
+---
+apiVersion: networking.istio.io/v1beta1
+kind: ProxyConfig
+metadata: {name: others, namespace: other}
+spec: {concurrency: 5}
+`
+
+// A sidecar starts as ProxyConfigs say: the narrower counts, and what the mesh itself says counts above all.
+func TestSidecarsStartAsProxyConfigsSay(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "istio"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "istio", "proxies.yaml"), []byte(threeConfigs), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := bringUp(t, testConfig(t, writeTopology(t, dir, `
+  config: istio
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
+  - {name: b, command: ["${PILOTFISH}", app], `+appPort+`}
+`)))
+	m.waitReady()
+	for name, want := range map[string][]string{
+		"a": {"--concurrency 2 ", "ISTIO_META_FROM=some ", "ISTIO_META_ALSO=mesh ", "POD_NAME=a "},
+		"b": {"--concurrency 3 ", "ISTIO_META_FROM=mesh ", "POD_NAME=b "},
+	} {
+		var said string
+		for _, file := range []string{"cmdline", "environ"} {
+			data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", m.instance(name).Agent.PID, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			said += strings.ReplaceAll(string(data), "\x00", " ")
+		}
+		for _, text := range want {
+			if !strings.Contains(said, text) {
+				t.Errorf("the agent of %s has no %q", name, text)
+			}
+		}
+	}
+	for _, p := range m.Status(t.Context()).Control.Problems {
+		t.Errorf("told: %v", p)
+	}
+}
