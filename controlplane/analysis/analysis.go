@@ -111,7 +111,7 @@ type reading struct {
 func (r *reading) read() error {
 	paths := slices.DeleteFunc(slices.Clone(r.cfg.Paths), func(p string) bool { return p == "-" })
 	if len(paths) > 0 {
-		dirs, err := config.NewDirStore(config.DirConfig{Paths: paths, DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check})
+		dirs, err := config.NewDirStore(config.DirConfig{Paths: paths, DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check, StartsProxies: len(r.cfg.Stores) > 0})
 		if err != nil {
 			return err
 		}
