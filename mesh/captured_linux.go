@@ -176,7 +176,10 @@ func (p *capturedPlacement) Attach(i *Instance) (Attachment, error) {
 	}
 	// A proxy that the user's own shell needs would take the application's requests past its sidecar.
 	app := []string{"HTTP_PROXY=", "http_proxy=", "HTTPS_PROXY=", "https_proxy=", "ALL_PROXY=", "all_proxy="}
+	doors := newDoors(at, i)
+	p.onRelease(doors.close)
 	return Attachment{
+		FindApp: doors.fit, LoseApp: doors.close,
 		AppEnv: app, AgentEnv: agent, EnterApp: enter(at.around), EnterAgent: enter(ofAgent), Dial: at.dial,
 		Check:         func() error { return p.publish(i) },
 		LeadDatagrams: func(ports []controlplane.DatagramPort) error { return leadDatagrams(at.space, ports) },

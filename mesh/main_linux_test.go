@@ -106,7 +106,18 @@ func playCaller([]string) {
 	if port := os.Getenv("PORT_UDP"); port != "" {
 		go func() { fail(greetUDP(port)) }()
 	}
-	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PILOTFISH_APP_ADDRESS"), os.Getenv("PORT")), mux))
+	l, err := listenAt(os.Getenv("PORT"))
+	fail(err)
+	fail(http.Serve(l, mux))
+}
+
+// listenAt listens where the application is told; "::%only" is all addresses of IPv6 and none of IPv4.
+func listenAt(port string) (net.Listener, error) {
+	host, only := strings.CutSuffix(os.Getenv("PILOTFISH_APP_ADDRESS"), "%only")
+	if only {
+		return net.Listen("tcp6", net.JoinHostPort(host, port))
+	}
+	return net.Listen("tcp", net.JoinHostPort(host, port))
 }
 
 // greetUDP answers each datagram with who is called, and by whom.
@@ -129,7 +140,7 @@ func greetUDP(port string) error {
 
 // greetTCP says on each connection who is called, and by whom.
 func greetTCP(port string) error {
-	l, err := net.Listen("tcp", ":"+port)
+	l, err := listenAt(port)
 	if err != nil {
 		return err
 	}

@@ -62,6 +62,10 @@ type Attachment struct {
 	// Dial reaches the instance's addresses from the mesh's process, as its application does. Where traffic is captured it
 	// finds names too, by the application's own resolver.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// FindApp makes the application reachable for its sidecar wherever it listens, and LoseApp takes that back before it is
+	// started anew; nil where it has to listen where it is told.
+	FindApp func(context.Context) error
+	LoseApp func() error
 	// LeadDatagrams has what the instance's processes send over UDP to services' addresses arrive where these are served;
 	// nil where no service has an address of its own. It is called anew with all of them when that changes.
 	LeadDatagrams func([]controlplane.DatagramPort) error

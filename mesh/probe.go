@@ -24,13 +24,14 @@ type prober struct {
 	instance *Instance
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 	client   *http.Client
+	find     func(context.Context) error // where the application listens; nil: where it is told
 
 	answered time.Time // when the application last said that it was ready
 }
 
 func newProber(i *Instance, at Attachment) *prober {
 	transport := &http.Transport{DialContext: at.Dial, MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true}
-	return &prober{instance: i, dial: at.Dial, client: &http.Client{Transport: transport, Timeout: probeTimeout, CheckRedirect: func(*http.Request, []*http.Request) error {
+	return &prober{instance: i, dial: at.Dial, find: at.FindApp, client: &http.Client{Transport: transport, Timeout: probeTimeout, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
 	}}}
 }
@@ -80,6 +81,11 @@ func (p *prober) application(ctx context.Context) (why string, silent bool) {
 	}
 	if port == 0 || time.Since(p.answered) < appProbeInterval {
 		return "", false
+	}
+	if p.find != nil {
+		if err := p.find(ctx); err != nil {
+			return "application cannot be reached: " + err.Error(), unanswered(err)
+		}
 	}
 	address := net.JoinHostPort(p.instance.App.String(), strconv.Itoa(int(port)))
 	if w.Readiness.Path != "" {
@@ -132,7 +138,7 @@ func (p *prober) probeHTTP(ctx context.Context, address, path string) (why strin
 // bound says where the application has to be for its sidecar.
 func (p *prober) bound() string {
 	if p.instance.captured {
-		return "it has to listen on 0.0.0.0, all addresses of IPv4, and not on 127.0.0.1 or IPv6 alone"
+		return "it has to listen on this port, at any address"
 	}
 	return "it has to bind ${APP_ADDRESS}:${PORT}"
 }

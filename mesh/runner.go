@@ -70,6 +70,11 @@ func (r *runner) agentCommand() (command, error) {
 }
 
 func (r *runner) appCommand() (command, error) {
+	if r.attached.LoseApp != nil {
+		if err := r.attached.LoseApp(); err != nil {
+			return command{}, fmt.Errorf("leaving the application its ports: %w", err)
+		}
+	}
 	env, err := r.mesh.appEnv(r.instance, r.attached)
 	if err != nil {
 		return command{}, err
