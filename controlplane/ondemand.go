@@ -17,6 +17,7 @@ type onDemand struct {
 	learned  *learned
 	workload string
 	has      map[string]bool
+	vain     int // of these, those that were not there when they were asked for
 }
 
 func newOnDemand(p *translate.Proxy, l *learned) *onDemand {
@@ -41,15 +42,30 @@ func (o *onDemand) resume(names []string) {
 	}
 }
 
+// maxVain bounds the clusters that a proxy asked for and the mesh does not have, which are followed in case it has them later.
+const maxVain = 10_000
+
+// hold books that the proxy has a cluster.
+func (o *onDemand) hold(name string, real bool) {
+	if !real {
+		if o.vain >= maxVain {
+			return
+		}
+		o.vain++
+	}
+	o.has[name] = true
+}
+
 func isOutbound(name string) bool { return strings.HasPrefix(name, "outbound|") }
 
 func (o *onDemand) clusters(s *snapshot.Snapshot, wildcard bool, names []string) ([]*xds.Resource, error) {
 	for _, name := range names {
 		if isOutbound(name) && !o.has[name] {
-			o.has[name] = true
-			if translate.HasCluster(s, o.proxy, name) { // anything can be asked for
+			real := translate.HasCluster(s, o.proxy, name) // anything can be asked for
+			if real {
 				o.learned.note(o.workload, name)
 			}
+			o.hold(name, real)
 		}
 	}
 	if !wildcard {

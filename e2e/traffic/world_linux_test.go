@@ -7,8 +7,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/meshedit"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
@@ -85,7 +87,8 @@ type world struct {
 	ctx   context.Context
 }
 
-func start(t *testing.T, envoy string) *world {
+// start starts the mesh; more is told to its agents, by their environment.
+func start(t *testing.T, envoy string, more ...string) *world {
 	t.Helper()
 	if err := mesh.CanCapture(); err != nil {
 		t.Skip(err)
@@ -110,7 +113,7 @@ func start(t *testing.T, envoy string) *world {
 		Topology: top, Environ: os.Environ(), RuntimeDir: filepath.Join(dir, "run"), StateDir: w.state, Network: mesh.Captured{},
 		EnvoyPath: testenv.EnvoyOf(t, envoy), GuardCommand: []string{os.Args[0], "guard"},
 		// They are renewed after a tenth of their life, and have much time left then.
-		AgentCommand: []string{"/usr/bin/env", "SECRET_TTL=24s", "SECRET_GRACE_PERIOD_RATIO=0.9", testenv.Bin(t, "pilotfish-agent")},
+		AgentCommand: slices.Concat([]string{"/usr/bin/env", "SECRET_TTL=24s", "SECRET_GRACE_PERIOD_RATIO=0.9"}, more, []string{testenv.Bin(t, "pilotfish-agent")}),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -133,18 +136,14 @@ func (w *world) run() {
 		}
 		_ = os.RemoveAll(w.dir)
 	})
-	testenv.Eventually(w.t, "the mesh", func() error {
-		s := w.Status(ctx)
-		for _, i := range s.Instances {
-			if !i.Ready {
-				return fmt.Errorf("%s is not ready: %v", i.Name, i.Reasons)
-			}
+	patience, cancel := context.WithTimeout(ctx, 3*time.Minute) // so many processes at once take a machine that is busy long
+	defer cancel()
+	if err := w.WaitReady(patience); err != nil {
+		for _, i := range w.Status(ctx).Instances {
+			w.t.Logf("%s: ready %v, %v", i.Name, i.Ready, i.Reasons)
 		}
-		if !s.Ready {
-			return errors.New("nothing has started")
-		}
-		return nil
-	})
+		w.t.Fatalf("the mesh is not ready: %v", err)
+	}
 }
 
 // write puts a file in place whole; without content it removes it.

@@ -1,0 +1,78 @@
+package traffic
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// Where traffic is captured, the relay of the agent between them, a sidecar that holds what its workload uses begins with
+// nothing, and not one of the first requests and connections fails.
+func TestFirstRequestOfACapturedWorkloadWaitsForItsClusterAndIsAnswered(t *testing.T) {
+	w := start(t, testenv.EnvoyVersion, "ISTIO_META_PILOTFISH_SCOPE=automatic")
+	if held := w.holds("client"); len(held) > 0 {
+		t.Errorf("before any request the client's sidecar holds %v", held)
+	}
+	var first sync.WaitGroup
+	fresh := w.client("client", false)
+	for n := range 4 { // all at once, two for each
+		host := w.edits.Host(n % 2)
+		first.Go(func() {
+			if err := w.get(fresh, "http://"+host, "", n); err != nil {
+				t.Errorf("the first request for %s: %v", host, err)
+			}
+		})
+		first.Go(func() {
+			if err := w.say("client", fmt.Sprintf("%s:%d", host, portTCP)); err != nil {
+				t.Errorf("the first connection to %s: %v", host, err)
+			}
+		})
+	}
+	first.Wait()
+	held := w.holds("client")
+	for _, want := range []string{"outbound|9000||s0.ns0.svc.cluster.local", "outbound|9000||s1.ns1.svc.cluster.local"} {
+		if !slices.Contains(held, want) {
+			t.Errorf("then it does not hold %s: %v", want, held)
+		}
+	}
+	for _, name := range held {
+		if !strings.HasSuffix(name, "|s0.ns0.svc.cluster.local") && !strings.HasSuffix(name, "|s1.ns1.svc.cluster.local") {
+			t.Errorf("it holds %s, which nobody asked for", name)
+		}
+	}
+}
+
+// holds says which of the services' clusters an instance's Envoy has.
+func (w *world) holds(instance string) []string {
+	w.t.Helper()
+	client := http.Client{Timeout: callTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return w.Dial(ctx, instance, network, "127.0.0.1:15000")
+		},
+	}}
+	response, err := client.Get("http://admin/clusters")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		if name, _, _ := strings.Cut(line, "::"); strings.HasPrefix(name, "outbound|") && strings.Contains(line, "::added_via_api::") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
