@@ -21,6 +21,53 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
+// Which policies a member is selected by its group's labels say, too, as they are now.
+func TestEditedLabelsOfAGroupReachItsConnectedMembers(t *testing.T) {
+	groups := config.NewMemoryStore()
+	put := func(labels map[string]string) {
+		groups.Put(&config.Resource{
+			Key:  config.Key{Kind: config.WorkloadGroup, Namespace: "shop", Name: "tills"},
+			Spec: &networking.WorkloadGroup{Metadata: &networking.WorkloadGroup_ObjectMeta{Labels: labels}, Template: &networking.WorkloadEntry{ServiceAccount: "till"}},
+		})
+	}
+	put(map[string]string{"app": "till"})
+	p := start(t, controlplane.Config{Ports: freePorts, Stores: []config.Store{groups}})
+	ctx, cancel := context.WithTimeout(asBearer(t.Context(), p.token("shop", "till")), 40*time.Second)
+	defer cancel()
+	conn := p.dial()
+	member := func() discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient {
+		stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		metadata, _ := structpb.NewStruct(map[string]any{"NAMESPACE": "shop", "SERVICE_ACCOUNT": "till", "AUTO_REGISTER_GROUP": "tills"})
+		node := &corev3.Node{Id: "sidecar~10.9.8.7~till-1.shop~shop.svc.cluster.local", Metadata: metadata}
+		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: xds.ClusterType}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		return stream
+	}
+	stream := member()
+	put(map[string]string{"app": "till", "tier": "front"})
+	for {
+		if _, err := stream.Recv(); err != nil {
+			wantCode(t, err, codes.Unavailable, "WorkloadGroup tills")
+			break
+		}
+	}
+	stream = member() // by the new labels, and so it stays
+	put(map[string]string{"app": "till", "tier": "back"})
+	for {
+		if _, err := stream.Recv(); err != nil {
+			wantCode(t, err, codes.Unavailable, "WorkloadGroup tills")
+			break
+		}
+	}
+}
+
 // joins connects as a workload that wants to be a member of the group tills, whose service account is till.
 func joins(ctx context.Context, t *testing.T, conn *grpc.ClientConn) error {
 	t.Helper()

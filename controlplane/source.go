@@ -90,6 +90,14 @@ func (p proxy) Report(healthy bool, reason string) {
 	}
 }
 
+// Leave has a workload connect again whose labels are others now, by which it is selected.
+func (p proxy) Leave() error {
+	if p.registered != nil && p.registered.Relabelled() {
+		return fmt.Errorf("the labels of WorkloadGroup %s have changed", p.AutoRegisterGroup)
+	}
+	return nil
+}
+
 // Affected says what a change touches for this proxy.
 func (p proxy) Affected(state xds.State, change xds.Change) xds.Touches {
 	c, ok := change.(snapshot.Change)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -214,6 +215,12 @@ func (r *Registrar) rebuildAll() {
 	for _, m := range r.members {
 		r.rebuild(m)
 	}
+}
+
+// Relabelled says whether the workload has other labels now than when it connected: those of its group were edited.
+func (g *Registration) Relabelled() bool {
+	entry := g.r.Get(g.key)
+	return entry != nil && !maps.Equal(entry.Spec.(*networking.WorkloadEntry).GetLabels(), g.Labels)
 }
 
 // Disconnect says that the connection has ended. It may be called again.

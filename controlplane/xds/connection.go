@@ -191,11 +191,22 @@ func (c *connection) loop() error {
 			err = c.handleDeferred()
 		case <-c.wake:
 			c.takePush()
+			err = c.leave()
 		}
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// leave ends the stream of a client that has to come anew, which keeps what it has and says so when it does.
+func (c *connection) leave() error {
+	if leaver, ok := c.proxy.(Leaver); ok {
+		if reason := leaver.Leave(); reason != nil {
+			return status.Errorf(codes.Unavailable, "%v: connect again", reason)
+		}
+	}
+	return nil
 }
 
 func (c *connection) drainRequests() error {

@@ -196,6 +196,12 @@ type Resumer interface {
 	Resume(typeURL string, names []string)
 }
 
+// Leaver is a Proxy whose client may have to come anew: what was read of its node when it connected may no longer be so.
+type Leaver interface {
+	// Leave gives the reason, and nil while there is none. It is asked at each push.
+	Leave() error
+}
+
 // Reporter is a Proxy that wants to know how its client's workload is.
 type Reporter interface {
 	// Report is called when the client's agent has found the workload healthy, or not and why. It must not block.
