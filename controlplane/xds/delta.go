@@ -18,6 +18,7 @@ func (c *connection) handleDelta(r *request) error {
 	sub, fresh := c.subscription(r.typeURL)
 	if fresh && r.typeURL == RouteType {
 		// What came when it was no longer asked for is claimed too, and was dropped.
+		r.initial, r.has = maps.Clone(r.initial), nil
 		maps.DeleteFunc(r.initial, func(name, _ string) bool { return !slices.Contains(r.subscribe, name) })
 	}
 	accepted := sub.ackedAt
@@ -88,19 +89,23 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 	if fresh {
 		has = r.initial
 		a.resumed = len(r.initial) > 0
-		s.known.adopt(s.pages, len(r.initial), maps.All(r.initial))
-		s.known.settle(s.pages)
+		if r.has != nil && s.known.len() == 0 {
+			s.known.share(r.has)
+		} else {
+			s.known.adopt(s.pages, len(r.initial), maps.All(r.initial))
+			s.known.settle(s.pages)
+		}
 		// An empty first request is the older way to ask for all; later on, emptiness means nothing.
 		s.wildcard = len(r.subscribe) == 0 && impliesWildcard(s.typeURL)
 		a.wildcard = s.wildcard
 	}
-	subscribe := r.subscribe
+	subscribe := r.subscribe // not changed: it may be that of others too
 	if slices.Contains(subscribe, wildcardName) {
 		a.wildcard = a.wildcard || !s.wildcard
 		s.wildcard = true
 		subscribe = slices.DeleteFunc(slices.Clone(subscribe), func(name string) bool { return name == wildcardName })
 	}
-	a.names = s.take(subscribe, has)
+	a.names = s.take(subscribe, r.asks, has)
 	for _, name := range r.unsubscribe {
 		if name == wildcardName {
 			a.wildcard = false
@@ -119,17 +124,25 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 }
 
 // take subscribes to names, and gives those of them that the client is to be told of: those that it did not come with.
-func (s *subscription) take(names []string, has map[string]string) (asked ledger) {
+// held is the page that holds these names, if there is one.
+func (s *subscription) take(names []string, held *page, has map[string]string) (asked ledger) {
 	first := s.names.len() == 0
-	s.names.adopt(s.pages, len(names), unversioned(names))
-	s.names.settle(s.pages)
+	if first && held != nil {
+		s.names.share(held)
+	} else {
+		s.names.adopt(s.pages, len(names), unversioned(names))
+		s.names.settle(s.pages)
+	}
 	if len(has) == 0 && first {
 		return s.names.copy()
 	}
-	if len(has) > 0 {
-		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { _, there := has[name]; return there })
+	var others []string
+	for _, name := range names {
+		if _, there := has[name]; !there {
+			others = append(others, name)
+		}
 	}
-	asked.adopt(s.pages, len(names), unversioned(names))
+	asked.adopt(s.pages, len(others), unversioned(others))
 	return asked
 }
 

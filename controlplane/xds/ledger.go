@@ -4,6 +4,7 @@ import (
 	"hash/maphash"
 	"iter"
 	"maps"
+	"math/bits"
 	"runtime"
 	"slices"
 	"sync"
@@ -48,13 +49,11 @@ const (
 
 var ledgerSeed = maphash.MakeSeed()
 
+// hashEntry is such that sums tell apart what has the same names and the same versions in other pairs.
 func hashEntry(name, version string) uint64 {
-	var h maphash.Hash
-	h.SetSeed(ledgerSeed)
-	h.WriteString(name)
-	h.WriteByte(0)
-	h.WriteString(version)
-	return h.Sum64()
+	h := maphash.String(ledgerSeed, name) + bits.RotateLeft64(maphash.String(ledgerSeed, version), 29)
+	h = (h ^ h>>32) * 0xd6e8feb86659fd93
+	return h ^ h>>32
 }
 
 func (l *ledger) get(name string) (version string, ok bool) {
@@ -104,8 +103,8 @@ func (l *ledger) adopt(p *pages, n int, all iter.Seq2[string, string]) {
 	for name, version := range all {
 		sum += hashEntry(name, version)
 	}
-	if found := p.find(sum); found != nil && found.isAll(n, all) {
-		*l = ledger{shared: found, size: n, sum: sum}
+	if found := p.holding(n, sum, all); found != nil {
+		l.share(found)
 		return
 	}
 	l.shared, l.own = nil, make(map[string]entry, n)
@@ -113,6 +112,9 @@ func (l *ledger) adopt(p *pages, n int, all iter.Seq2[string, string]) {
 		l.set(name, version)
 	}
 }
+
+// share makes an empty ledger hold what a page holds.
+func (l *ledger) share(p *page) { *l = ledger{shared: p, size: len(p.versions), sum: p.sum} }
 
 // copy is one that can change by itself.
 func (l *ledger) copy() ledger {
@@ -195,11 +197,16 @@ func (l *ledger) settle(p *pages) {
 	l.shared, l.own = p.of(l), nil
 }
 
-// find gives the page of a sum that somebody holds, if any does.
-func (p *pages) find(sum uint64) *page {
+// holding gives the page that has just these names and versions, of which there are n with that sum; nil when nobody holds
+// one.
+func (p *pages) holding(n int, sum uint64, all iter.Seq2[string, string]) *page {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.bySum[sum].Value()
+	found := p.bySum[sum].Value()
+	p.mu.Unlock()
+	if found == nil || !found.isAll(n, all) {
+		return nil
+	}
+	return found
 }
 
 // isAll says whether the page has just these names, of which there are n, each given once.

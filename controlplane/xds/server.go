@@ -150,5 +150,5 @@ func (s *Server) StreamAggregatedResources(stream discoveryv3.AggregatedDiscover
 
 // DeltaAggregatedResources serves one delta stream.
 func (s *Server) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	return s.serve(deltaWire{stream})
+	return s.serve(deltaWire{stream, &s.pages})
 }

@@ -85,8 +85,16 @@ func (s *subscription) diff(want []*Resource, forced ledger) difference {
 
 // diffOf compares some names only: want is what there is of them.
 func (s *subscription) diffOf(names []string, want []*Resource) difference {
-	d, _ := s.lacking(want, ledger{})
-	if s.known.len() == 0 {
+	d, present := s.lacking(want, ledger{})
+	known := 0
+	if s.known.len() > 0 {
+		for _, name := range names {
+			if s.known.has(name) {
+				known++
+			}
+		}
+	}
+	if known == present { // and all of them are among what there is
 		return d
 	}
 	there := make(map[string]struct{}, len(want))

@@ -35,6 +35,8 @@ type request struct {
 	// Delta only.
 	subscribe, unsubscribe []string
 	initial                map[string]string
+	// asks and has are the pages that hold these, where others have listed the same; nobody may change them then.
+	asks, has *page
 	// State of the world only: all that the client is subscribed to.
 	names []string
 }
@@ -56,12 +58,13 @@ func (r *response) size() int {
 
 type deltaWire struct {
 	discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer
+	pages *pages
 }
 
 func (deltaWire) protocol() string { return deltaProtocol }
 
 func (w deltaWire) recv() (*request, error) {
-	var r deltaRequest
+	r := deltaRequest{pages: w.pages}
 	if err := w.RecvMsg(&r); err != nil {
 		return nil, err
 	}
