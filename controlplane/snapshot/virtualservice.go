@@ -41,6 +41,16 @@ func (v *VirtualService) VisibleTo(namespace string) bool {
 	return exportedTo(v.exportTo, v.Namespace, namespace)
 }
 
+// AsksNamespace says whether any of its HTTP routes is for callers of some namespace only.
+func (v *VirtualService) AsksNamespace() bool {
+	if v == nil {
+		return false
+	}
+	return slices.ContainsFunc(v.Spec.GetHttp(), func(r *networking.HTTPRoute) bool {
+		return slices.ContainsFunc(r.GetMatch(), func(m *networking.HTTPMatchRequest) bool { return m.GetSourceNamespace() != "" })
+	})
+}
+
 // RuleVisibleTo says whether a proxy of the namespace may see a VirtualService or DestinationRule, present or past.
 func (s *Snapshot) RuleVisibleTo(r *config.Resource, namespace string) bool {
 	var exportTo, otherwise []string

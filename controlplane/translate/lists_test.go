@@ -123,3 +123,39 @@ func TestAWorkloadsOwnPatchesOfClustersAreNotItsNeighbours(t *testing.T) {
 		t.Errorf("behind a neighbour with patches it is given\n%s", difference(want, second))
 	}
 }
+
+const ruleByNamespace = `
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: by-namespace, namespace: two}
+spec:
+  hosts: [b.two.svc.cluster.local]
+  http:
+  - {match: [{sourceNamespace: one}], directResponse: {status: 418}}
+  - {route: [{destination: {host: b.two.svc.cluster.local}}]}
+`
+
+// TestNamespacesShareVirtualHostsUnlessRulesTellThemApart: both what is shared, and what must not be.
+func TestNamespacesShareVirtualHostsUnlessRulesTellThemApart(t *testing.T) {
+	hosts := func(m *testMesh, description string) map[string]*xds.Resource {
+		list, err := generate(m.snap, proxy(t, description), xds.VirtualHostType, []string{"80"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]*xds.Resource{}
+		for _, r := range list {
+			out[r.Name] = r
+		}
+		return out
+	}
+	const rest = " 127.203.27.1 app=x HOSTS_APART=yes INTERCEPTION_MODE=REDIRECT"
+	const one, other, ruled = "sidecar x.one" + rest, "sidecar x.three" + rest, "80/b.two.svc.cluster.local:80"
+	plain := newTestMesh(t, nil, affectedMesh, strings.Replace(ruleByNamespace, "match: [{sourceNamespace: one}], ", "", 1))
+	if a, b := hosts(plain, one)[ruled], hosts(plain, other)[ruled]; a == nil || a != b {
+		t.Errorf("two namespaces do not share %v and %v", a, b)
+	}
+	apart := newTestMesh(t, nil, affectedMesh, ruleByNamespace)
+	if a, b := hosts(apart, one)[ruled], hosts(apart, other)[ruled]; a == nil || b == nil || a.Version == b.Version {
+		t.Errorf("a rule for one namespace makes %v there, and %v elsewhere", a, b)
+	}
+}

@@ -183,7 +183,7 @@ type ruledHostKey struct {
 	mesh    *meshconfig.MeshConfig
 
 	scope     *snapshot.Scope // nil unless all of it matters
-	namespace string
+	namespace string          // the caller's, where the rules ask for it
 	route     string
 	name      string
 	labels    string
@@ -194,7 +194,10 @@ type ruledHostKey struct {
 func (v view) ruledHostKey(route string, h planned) ruledHostKey {
 	key := ruledHostKey{
 		rule: h.rule, svc: h.svc, own: v.scope.DestinationRule(h.svc), port: h.port, domains: strings.Join(h.domains, " "), mesh: v.s.Mesh,
-		namespace: v.p.Namespace, route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
+		route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
+	}
+	if h.rule.AsksNamespace() {
+		key.namespace = v.p.Namespace
 	}
 	var ok bool
 	if key.uses, ok = v.scope.Uses(h.rule); !ok {
