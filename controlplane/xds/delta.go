@@ -66,7 +66,7 @@ func (c *connection) answerRoutes(sub *subscription, a ask, r *request, fresh bo
 	if err := c.answer(sub, a, fresh); err != nil {
 		return err
 	}
-	if !fresh && a.empty() && len(r.unsubscribe) == 0 {
+	if !fresh && a.empty() && len(r.unsubscribe) == 0 && r.refusal == nil {
 		return nil
 	}
 	return c.followRoutes()

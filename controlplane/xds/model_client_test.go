@@ -45,6 +45,7 @@ type envoyModel struct {
 	rng    *rand.Rand
 	server *Server
 	wire   *memoryWire
+	node   string
 	first  bool
 	nonces map[string]string // of the last response, by type (state of the world)
 
@@ -55,13 +56,14 @@ type envoyModel struct {
 	asks   map[string]map[string]bool
 	left   map[string]bool // route configurations that it asks for again when all is quiet: it lets go of them slowly
 	asked  bool            // for virtual hosts
+	needed map[string]bool // clusters that it asked for, if it does so as it needs them; it never takes that back
 	strict bool            // routes must lead to clusters that are there
 	broken []string
 	story  []string
 }
 
-func newEnvoyModel(rng *rand.Rand, s *Server, protocol string, strict bool) *envoyModel {
-	m := &envoyModel{rng: rng, server: s, has: world{}, claims: world{}, warm: map[string]bool{}, ready: map[string]bool{}, strict: strict,
+func newEnvoyModel(rng *rand.Rand, s *Server, node, protocol string, strict bool) *envoyModel {
+	m := &envoyModel{rng: rng, server: s, node: node, needed: map[string]bool{}, has: world{}, claims: world{}, warm: map[string]bool{}, ready: map[string]bool{}, strict: strict,
 		asks: map[string]map[string]bool{eds: {}, rds: {}}, nonces: map[string]string{}}
 	for _, typeURL := range Order {
 		m.has[typeURL], m.claims[typeURL] = map[string]string{}, map[string]string{}
@@ -90,6 +92,9 @@ func (m *envoyModel) connect(protocol string) {
 	for _, typeURL := range types {
 		r := &request{typeURL: typeURL, initial: maps.Clone(m.claims[typeURL]), resumes: len(m.claims[typeURL]) > 0}
 		r.subscribe = slices.Sorted(maps.Keys(m.asks[typeURL]))
+		if typeURL == cds && len(m.needed) > 0 {
+			r.subscribe = append([]string{wildcardName}, slices.Sorted(maps.Keys(m.needed))...)
+		}
 		m.request(r)
 	}
 }
@@ -107,7 +112,7 @@ func (m *envoyModel) reconnect() {
 
 func (m *envoyModel) request(r *request) {
 	if m.first {
-		r.node, m.first = &corev3.Node{Id: "model"}, false
+		r.node, m.first = &corev3.Node{Id: m.node}, false
 	}
 	if !m.delta() {
 		r.names, r.subscribe, r.unsubscribe, r.initial = slices.Sorted(maps.Keys(m.asks[r.typeURL])), nil, nil, nil
@@ -241,12 +246,41 @@ func (m *envoyModel) follow() {
 	}
 	m.ask(eds, endpoints)
 	m.ask(rds, routes)
+	m.need()
 	for _, content := range m.has[rds] {
 		if strings.HasPrefix(content, "apart") && !m.asked && m.delta() {
 			m.asked = true
 			m.request(&request{typeURL: VirtualHostType})
 		}
 	}
+}
+
+// need asks for clusters that routes lead to, as if there was a request for each.
+func (m *envoyModel) need() {
+	if m.node != onDemandNode {
+		return
+	}
+	for _, typeURL := range []string{rds, VirtualHostType} {
+		for _, name := range slices.Sorted(maps.Keys(m.has[typeURL])) {
+			if to := target(m.has[typeURL][name]); to != "" && !m.needed[to] && m.rng.IntN(2) == 0 {
+				m.needed[to] = true
+				m.request(&request{typeURL: cds, subscribe: []string{to}})
+			}
+		}
+	}
+}
+
+// seen is what of a world the client should see.
+func (m *envoyModel) seen(w world) world {
+	if m.node != onDemandNode {
+		return w
+	}
+	for name := range w[cds] {
+		if !m.needed[name] {
+			w = w.without(cds, name)
+		}
+	}
+	return withNowhere(w, slices.Sorted(maps.Keys(m.needed)))
 }
 
 func (m *envoyModel) ask(typeURL string, names map[string]bool) {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// explore has two clients, one of each protocol, live through random changes, answers in any order and at any time, and
+// explore has clients of each protocol, and one that asks for clusters as it needs them, live through random changes, answers in any order and at any time, and
 // reconnects, and then compares what both have with what they should. Time is simulated.
 func explore(t *testing.T, seed uint64, faults bool) {
 	synctest.Test(t, func(t *testing.T) {
@@ -23,7 +23,10 @@ func explore(t *testing.T, seed uint64, faults bool) {
 		}
 		w := modelFirst()
 		server.Push(w, changed(Order))
-		clients := []*envoyModel{newEnvoyModel(rng, server, deltaProtocol, !faults), newEnvoyModel(rng, server, sotwProtocol, !faults)}
+		clients := []*envoyModel{
+			newEnvoyModel(rng, server, "model", deltaProtocol, !faults), newEnvoyModel(rng, server, "model", sotwProtocol, !faults),
+			newEnvoyModel(rng, server, onDemandNode, deltaProtocol, false),
+		}
 		for n := range 60 {
 			switch rng.IntN(8) {
 			case 0, 1:
@@ -35,12 +38,12 @@ func explore(t *testing.T, seed uint64, faults bool) {
 				server.Push(w, changed(touched))
 			case 2:
 				if rng.IntN(3) == 0 {
-					clients[rng.IntN(2)].reconnect()
+					clients[rng.IntN(len(clients))].reconnect()
 				}
 			case 3:
 				time.Sleep(time.Duration(rng.IntN(800)) * time.Millisecond)
 			default:
-				clients[rng.IntN(2)].step()
+				clients[rng.IntN(len(clients))].step()
 			}
 			if rng.IntN(2) == 0 {
 				synctest.Wait()
@@ -56,7 +59,7 @@ func explore(t *testing.T, seed uint64, faults bool) {
 			settle(clients)
 		}
 		for _, c := range clients {
-			got, want := c.state(), effective(w)
+			got, want := c.state(), effective(c.seen(w))
 			if faults { // what was new beside a bad one, and went while the client was away, nobody knows of
 				maps.DeleteFunc(got, func(what, _ string) bool { return want[what] == "" })
 			}

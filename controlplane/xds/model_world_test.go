@@ -115,8 +115,63 @@ func touched(rng *rand.Rand, before, after world) []string {
 // modelSource serves worlds: with parts to clients of the delta protocol, and whole to others.
 type modelSource struct{}
 
-func (modelSource) Connect(_ context.Context, _ *corev3.Node, peer Peer) (Proxy, error) {
-	return modelProxy{apart: peer.Delta}, nil
+func (modelSource) Connect(_ context.Context, node *corev3.Node, peer Peer) (Proxy, error) {
+	p := modelProxy{apart: peer.Delta}
+	if node.GetId() == onDemandNode {
+		return onDemandProxy{modelProxy: p, held: map[string]bool{}}, nil
+	}
+	return p, nil
+}
+
+// onDemandNode is the node of a client that asks for clusters as it needs them.
+const onDemandNode = "on demand"
+
+// onDemandProxy serves such a client: what it asked for, or came with. Of a cluster that is not there it is given one that
+// leads nowhere.
+type onDemandProxy struct {
+	modelProxy
+	held map[string]bool
+}
+
+const nowhere = "nowhere"
+
+func (p onDemandProxy) Resume(typeURL string, names []string) {
+	for _, name := range names {
+		if typeURL == cds {
+			p.held[name] = true
+		}
+	}
+}
+
+func (p onDemandProxy) Affected(state State, change Change) Touches {
+	touches := p.modelProxy.Affected(state, change)
+	clusters := touches[cds]
+	clusters.Names = slices.DeleteFunc(clusters.Names, func(name string) bool { return !p.held[name] })
+	touches[cds] = clusters
+	return touches
+}
+
+func (p onDemandProxy) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
+	if typeURL != cds {
+		return p.modelProxy.Generate(state, typeURL, wildcard, names)
+	}
+	for _, name := range names {
+		p.held[name] = true
+	}
+	if wildcard {
+		names = slices.Sorted(maps.Keys(p.held))
+	}
+	return p.modelProxy.Generate(withNowhere(state.(world), names), cds, false, names)
+}
+
+// withNowhere has all clusters of these names.
+func withNowhere(w world, names []string) world {
+	for _, name := range names {
+		if w[cds][name] == "" {
+			w = w.with(cds, name, nowhere)
+		}
+	}
+	return w
 }
 
 type modelProxy struct{ apart bool }

@@ -72,12 +72,13 @@ func (a *apart) came(versions map[string]string) {
 	}
 }
 
-// refused books that the client refused route configurations. Where it has none from before it dropped what came behind.
+// refused books that the client refused route configurations. Where it has none from before it dropped what came behind, and
+// behind the next version, which may be on its way already, all has to come again.
 func (a *apart) refused(routes []*Resource) {
 	for _, r := range routes {
 		if !a.accepted[r.Name] {
 			delete(a.placed, r.Name)
-			delete(a.unsettled, r.Name)
+			a.fresh[r.Name] = true
 		}
 	}
 }
