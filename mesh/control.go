@@ -29,6 +29,7 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 
 		VirtualAddresses: m.virtualAddresses(),
 		Mesh:             m.cfg.Topology.Mesh,
+		MeshConfigFile:   m.cfg.Topology.MeshFile,
 		TrustDomain:      m.cfg.Topology.TrustDomain,
 	}, m.events)
 	if err := p.start(ctx); err != nil {

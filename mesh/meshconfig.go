@@ -2,19 +2,45 @@ package mesh
 
 import (
 	"encoding/json"
+	"os"
 	"regexp"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
+	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
 )
 
-// meshConfig reads Istio's mesh configuration.
-func (v value) meshConfig(into *meshconfig.MeshConfig) { v.message(into) }
+// meshConfig reads Istio's mesh configuration, or the path of a file that has it.
+func (v value) meshConfig(t *Topology) {
+	if v.node.Kind == yaml.ScalarNode && !v.null() {
+		t.MeshFile = v.filePath(t)
+		return
+	}
+	v.message(t.Mesh)
+}
+
+// readMeshFile reads the mesh configuration where it is in a file of its own.
+func (t *Topology) readMeshFile(doc *document) {
+	if t.MeshFile == "" {
+		return
+	}
+	at := t.spec.field("mesh")
+	at.doc = doc
+	text, err := os.ReadFile(t.MeshFile)
+	if err == nil {
+		_, err = protoyaml.Unmarshal(string(text), t.Mesh)
+	}
+	if err != nil {
+		at.problem("write what Istio's MeshConfig has", "%s: %v", t.MeshFile, err)
+		return
+	}
+	t.validateTrustDomain()
+}
 
 // message reads a protobuf message from its JSON form. Protobuf's decoder names no place in YAML, so the value is read
 // piece by piece only when it does not decode as a whole, until the piece at fault is found.

@@ -176,7 +176,7 @@ func (d *document) spec(v value, t *Topology) {
 		"config":      func(v value) { v.configPaths(t) },
 		"network":     func(v value) { v.network(&t.Network) },
 		"trustDomain": func(v value) { v.trustDomain(&t.TrustDomain) },
-		"mesh":        func(v value) { v.meshConfig(t.Mesh) },
+		"mesh":        func(v value) { v.meshConfig(t) },
 		"workloads": func(v value) {
 			for _, item := range v.list() {
 				t.Workloads = append(t.Workloads, item.workload())
@@ -193,17 +193,24 @@ func (v value) configPaths(t *Topology) {
 		items = v.list()
 	}
 	for _, item := range items {
-		var path string
-		item.string(&path)
-		if path == "" {
-			continue
+		if path := item.filePath(t); path != "" {
+			t.Config = append(t.Config, path)
 		}
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(t.baseDir(), path)
-		}
-		t.Config = append(t.Config, path)
-		t.places = append(t.places, fileReference{item, path})
 	}
+}
+
+// filePath reads a path, which starts at the topology file's folder; empty when there is none.
+func (v value) filePath(t *Topology) string {
+	var path string
+	v.string(&path)
+	if path == "" {
+		return ""
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(t.baseDir(), path)
+	}
+	t.places = append(t.places, fileReference{v, path})
+	return path
 }
 
 // fileReference is a path that the topology names, and where.

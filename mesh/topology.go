@@ -29,8 +29,9 @@ type Topology struct {
 	// Network is the /16 of loopback addresses that the mesh asks for; the zero Prefix takes the first that is free.
 	Network     netip.Prefix
 	TrustDomain string
-	// Mesh is Istio's mesh configuration; never nil.
+	// Mesh is Istio's mesh configuration; never nil. Where it is in a file, MeshFile, it is what that said when it was loaded.
 	Mesh      *meshconfig.MeshConfig
+	MeshFile  string
 	Workloads []*Workload
 
 	// places are the paths that the file names, for messages about those that do not exist.
@@ -118,6 +119,10 @@ func Load(path string) (*Topology, error) {
 		return nil, err
 	}
 	t.checkFiles(doc)
+	if err := doc.invalid(); err != nil {
+		return nil, err
+	}
+	t.readMeshFile(doc)
 	if err := doc.invalid(); err != nil {
 		return nil, err
 	}

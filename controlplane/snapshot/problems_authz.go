@@ -68,6 +68,9 @@ func asked(rule *security.Rule) asks {
 		if len(s.GetRequestPrincipals()) > 0 {
 			a.token, a.http = at+".requestPrincipals", at+".requestPrincipals"
 		}
+		if len(s.GetNotRequestPrincipals()) > 0 {
+			a.http = at + ".notRequestPrincipals"
+		}
 	}
 	for j, to := range rule.GetTo() {
 		o := to.GetOperation()

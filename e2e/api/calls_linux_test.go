@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -184,4 +186,35 @@ func (w *world) checkGRPC(from, address string, headers ...string) (server strin
 		return "", err
 	}
 	return strings.Join(got.Get("x-server"), ","), nil
+}
+
+// stats are the numbers of a workload's Envoy that begin with a prefix, by what follows it.
+func (w *world) stats(at, prefix string) (map[string]int, error) {
+	got, err := w.expect(http.StatusOK, at, "http://127.0.0.1:15000/stats?filter="+url.QueryEscape("^"+regexp.QuoteMeta(prefix)))
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]int{}
+	for line := range strings.Lines(got.Body) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		if n, err := strconv.Atoi(value); err == nil { // there are texts and histograms too
+			out[strings.TrimPrefix(strings.TrimPrefix(name, prefix), ".")] = n
+		}
+	}
+	return out, nil
+}
+
+// callsOf are how many requests a workload made to a cluster, in how many connections.
+func (w *world) callsOf(at, cluster string) (requests, connections int, err error) {
+	stats, err := w.stats(at, "cluster."+cluster)
+	return stats["upstream_rq_total"], stats["upstream_cx_total"], err
+}
+
+// eventually asks again for as long as rows are patient: for steps of a check, each of which takes its time.
+func eventually(ask func() (reply, error)) (reply, error) {
+	for end := time.Now().Add(*patience); ; time.Sleep(100 * time.Millisecond) {
+		if got, err := ask(); err == nil || time.Now().After(end) {
+			return got, err
+		}
+	}
 }

@@ -20,7 +20,10 @@ func (w *world) edge(port int) string {
 
 // atEdge asks the gateway for a host, as somebody from outside; port 8443 and those above are of TLS.
 func (w *world) atEdge(port int, host string, certificates ...tls.Certificate) (reply, error) {
-	settings := &tls.Config{ServerName: host, RootCAs: w.ca.Pool(), Certificates: certificates}
+	settings := &tls.Config{ServerName: host, RootCAs: w.ca.Pool()}
+	if len(certificates) > 0 { // shown whoever the gateway says that it trusts
+		settings.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &certificates[0], nil }
+	}
 	dial := func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return w.Dial(ctx, "", network, w.edge(port))
 	}
@@ -302,7 +305,7 @@ func TestSidecars(t *testing.T) {
 apiVersion: v1
 kind: Service
 metadata: {name: $HOST-in}
-spec: {selector: {app: guarded}, ports: [{name: http, port: 80, targetPort: 9999}]}
+spec: {selector: {app: guarded}, ports: [{name: http-in, port: 80, targetPort: 9999}]}
 ---
 apiVersion: networking.istio.io/v1
 kind: Sidecar

@@ -13,15 +13,17 @@ import (
 // openOutside has a server listen on this machine, where workloads reach it as something outside of the mesh.
 func (w *world) openOutside(t *testing.T) {
 	t.Helper()
-	s := &server{name: "outside", calls: map[string]int{}}
+	s := &server{name: "outside", calls: map[string]int{}, collected: w.collected}
 	for port, serve := range map[int]func(net.Listener){
 		portHTTP:        func(l net.Listener) { _ = s.httpServer().Serve(l) },
+		portGRPC:        func(l net.Listener) { _ = w.collected.grpc().Serve(l) },
 		portTCP:         func(l net.Listener) { _ = s.accept(l, false) },
 		portServerFirst: func(l net.Listener) { _ = s.accept(l, true) },
 		portTLS: func(l net.Listener) {
 			h := s.httpServer()
 			h.TLSConfig = w.ca.ServerConfig(t, "outside.example", "*.tls.example")
 			h.TLSConfig.NextProtos = []string{"h2", "http/1.1"}
+			h.TLSConfig.ClientAuth, h.TLSConfig.ClientCAs = tls.VerifyClientCertIfGiven, w.ca.Pool()
 			_ = h.Serve(tls.NewListener(l, h.TLSConfig))
 		},
 	} {
@@ -41,12 +43,16 @@ func (w *world) outsideAddress() string {
 	return fmt.Sprintf("%d.%d.0.2", a[0], a[1])
 }
 
-func (w *world) fillIn(t *testing.T, docs string) string {
-	t.Helper()
-	return strings.NewReplacer("$OUTSIDE_HTTP", w.outside[portHTTP], "$OUTSIDE_TCP", w.outside[portTCP],
-		"$OUTSIDE_TLS", w.outside[portTLS], "$OUTSIDE_MYSQL", w.outside[portServerFirst],
-		"$OUTSIDE", w.outsideAddress(), "$DIR", w.dir,
+// outsidePorts names the ports of the server outside of the mesh.
+func (w *world) outsidePorts() *strings.Replacer {
+	return strings.NewReplacer("$OUTSIDE_HTTP", w.outside[portHTTP], "$OUTSIDE_TCP", w.outside[portTCP], "$OUTSIDE_GRPC", w.outside[portGRPC],
+		"$OUTSIDE_TLS", w.outside[portTLS], "$OUTSIDE_MYSQL", w.outside[portServerFirst])
+}
+
+func (w *world) fillIn(docs string) string {
+	return strings.NewReplacer("$OUTSIDE", w.outsideAddress(), "$DIR", w.dir,
 		"$V1", w.instance("v1").Proxy.String(), "$V2", w.instance("v2").Proxy.String(),
+		"$CLIENT", w.instance("client").Proxy.String(), "$EDGE", w.instance("gateway").Proxy.String(),
 		"$SERVER_CRT", base64.StdEncoding.EncodeToString(w.certificate), "$SERVER_KEY", base64.StdEncoding.EncodeToString(w.key),
-		"$CA_CRT", base64.StdEncoding.EncodeToString(w.ca.PEM())).Replace(docs)
+		"$CA_CRT", base64.StdEncoding.EncodeToString(w.ca.PEM())).Replace(w.outsidePorts().Replace(docs))
 }

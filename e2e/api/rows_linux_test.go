@@ -2,6 +2,8 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,10 +23,15 @@ type row struct {
 	name string
 	// docs are its documents. $HOST stands for the name of a service of the row's own, which has the servers v1 and v2 and
 	// the ports of serviceOf, in namespace default; $OUTSIDE for the address of a server outside of the mesh, $OUTSIDE_HTTP
-	// (…_TCP, …_TLS, …_MYSQL) for its ports; $DIR for the mesh's folder, with ca.crt. What the documents are about has to
+	// (…_TCP, …_TLS, …_MYSQL) for its ports; $DIR for the mesh's folder, with ca.crt, and server.sock where the workload "server" serves HTTP too; $V1, $V2, $CLIENT and
+	// $EDGE for addresses of workloads. What the documents are about has to
 	// have $HOST in its name, too, or be of the row alone. $SERVER_CRT, $SERVER_KEY and $CA_CRT are for Secrets: the
 	// certificate of server.example and *.tls.example, its key, and who signed it.
 	docs string
+	// later are more documents, which the check has come into force, and go again, by andThen and butFirst.
+	later string
+	// mesh are more fields of the mesh's configuration, for as long as the row runs. Nothing else runs then.
+	mesh string
 	// ports are those that the row's service has, by their names in servicePorts; none: all. Each of them, and of its
 	// subsets, is a cluster at every caller.
 	ports []string
@@ -65,24 +72,26 @@ func runRows(t *testing.T, rows []row) {
 
 var notName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// patience is how long a row's documents have to be in force.
-const patience = time.Minute
+// patience is how long a row's documents have to be in force. The machine may be busy with much else.
+var patience = flag.Duration("patience", time.Minute, "how long the documents of a row may take to do what it promises")
 
 func (r row) run(t *testing.T, w *world) {
+	defer w.share(t, r.mesh)()
 	slices.Sort(r.alone) // so that no two rows wait for each other
 	for _, name := range r.alone {
 		defer w.lock(name)()
 	}
 	host := strings.Trim(notName.ReplaceAllString(strings.ToLower(r.name), "-"), "-")
 	file := filepath.Join(w.dir, "istio", host+".yaml")
-	docs := serviceOf(host, "server", r.ports...) + "\n---\n" + w.fillIn(t, strings.ReplaceAll(r.docs, "$HOST", host))
-	writeWhole(t, file, docs)
+	docs := serviceOf(host, "server", r.ports...) + "\n---\n" + w.fillIn(strings.ReplaceAll(r.docs, "$HOST", host))
+	w.write(t, file, docs)
+	w.promise(host, w.fillIn(strings.ReplaceAll(r.later, "$HOST", host)))
 	defer func() {
-		if err := os.Remove(file); err != nil {
+		if err := errors.Join(os.Remove(file), w.butFirst(host)); err != nil {
 			t.Error(err)
 		}
 	}()
-	deadline, pause := time.Now().Add(patience), 50*time.Millisecond
+	deadline, pause := time.Now().Add(*patience), 50*time.Millisecond
 	for {
 		err := r.check(w, host)
 		if err == nil {
@@ -100,18 +109,6 @@ func (r row) run(t *testing.T, w *world) {
 		}
 		time.Sleep(pause)
 		pause = min(2*pause, time.Second) // who asks all the time keeps those busy that it waits for
-	}
-}
-
-// writeWhole has a file there with all of its content, or not at all: half of the documents are another promise.
-func writeWhole(t *testing.T, path, content string) {
-	t.Helper()
-	partial := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
-	if err := os.WriteFile(partial, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(partial, path); err != nil {
-		t.Fatal(err)
 	}
 }
 

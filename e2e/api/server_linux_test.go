@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -42,7 +43,8 @@ type Echo struct {
 	Method string
 	Path   string // with the query
 	Host   string
-	Remote string
+	Remote string // "@" by a socket of the file system
+	Peer   string // who the caller is by its certificate, where the server speaks TLS itself
 	Header http.Header
 	Body   string
 }
@@ -51,7 +53,7 @@ type Echo struct {
 func serve(name string) error {
 	s := &server{name: name, calls: map[string]int{}}
 	failed := make(chan error)
-	for _, part := range []func() error{s.serveGRPC, s.serveTLS, s.serveUDP} {
+	for _, part := range []func() error{s.serveGRPC, s.serveTLS, s.serveUDP, s.serveSocket} {
 		go func() { failed <- part() }()
 	}
 	for _, port := range []int{portHTTP, portUndeclared, portHTTP2} {
@@ -67,6 +69,10 @@ type server struct {
 	name  string
 	mu    sync.Mutex
 	calls map[string]int // by X-Test
+	// collected keeps what is posted to where collectors of traces and logs listen; nil at servers that are none.
+	collected *collector
+	// ill has /health answer that the server is.
+	ill bool
 }
 
 // ServeHTTP says what was asked. A request can ask for more by its headers:
@@ -75,12 +81,31 @@ type server struct {
 //	X-Reply-Status: 503     answers so; with X-Reply-Fail-First: N only to the first N requests of X-Test
 //	X-Reply-Delay: 2s       answers only then
 //	X-Reply-Header: A=B     adds a header to the answer
+//
+// /health says whether it is well, which /health/bad and /health/good change. To CONNECT it says where to, and goes on as one of
+// lines.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if key, ok := strings.CutPrefix(r.URL.Path, "/count/"); ok {
 		fmt.Fprint(w, s.count(key))
 		return
 	}
+	if r.Method == http.MethodConnect {
+		s.tunnel(w, r)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, "/health") {
+		s.health(w, r)
+		return
+	}
+	if r.URL.Path == modulePath {
+		_, _ = w.Write(answeringModule())
+		return
+	}
 	body, _ := io.ReadAll(r.Body)
+	if s.collected.keeps(r.URL.Path, body) {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
 	n := s.note(r.Header.Get("X-Test"))
 	if delay, err := time.ParseDuration(r.Header.Get("X-Reply-Delay")); err == nil {
 		select {
@@ -102,7 +127,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 	}
 	_ = json.NewEncoder(w).Encode(Echo{Server: s.name, Proto: r.Proto, Method: r.Method, Path: r.URL.RequestURI(), Host: r.Host,
-		Remote: r.RemoteAddr, Header: r.Header, Body: string(body)})
+		Remote: r.RemoteAddr, Peer: peerOf(r), Header: r.Header, Body: string(body)})
 }
 
 func (s *server) note(key string) int {
@@ -202,11 +227,10 @@ func (s *server) serveGRPC() error {
 		return err
 	}
 	g := grpc.NewServer(grpc.Creds(insecure.NewCredentials()))
-	grpc_health_v1.RegisterHealthServer(g, s.health())
+	grpc_health_v1.RegisterHealthServer(g, &healthServer{server: s})
+	authv3.RegisterAuthorizationServer(g, authorizer{})
 	return g.Serve(l)
 }
-
-func (s *server) health() grpc_health_v1.HealthServer { return &healthServer{server: s} }
 
 type healthServer struct {
 	grpc_health_v1.UnimplementedHealthServer

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"encoding/base64"
 	"fmt"
 	"net/http"
 	"os"
@@ -13,17 +12,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// answering is a Wasm module that answers every request with 418 "wasm".
-const answering = "AGFzbQEAAAABHARgAABgAX8Bf2AIf39/f39/f38Bf2ADf39/AX8CIQEDZW52GXByb3h5X3NlbmRfbG9jYWxfcmVzcG9uc2UAAgMEAwABAwUDAQABB0gEF3Byb3h5X2FiaV92ZXJzaW9uXzBfMl8xAAEGbWFsbG9jAAIGbWVtb3J5AgAYcHJveHlfb25fcmVxdWVzdF9oZWFkZXJzAAMKIwMCAAsFAEGACAsYAEGiA0EAQQBBAEEEQQBBAEF/EAAaQQELCwoBAEEACwR3YXNt"
-
 // TestTrafficIsToldOf: what Telemetry documents say shows at the agents, and in the logs.
 func TestTrafficIsToldOf(t *testing.T) {
-	module, err := base64.StdEncoding.DecodeString(answering)
-	if err != nil {
-		t.Fatal(err)
-	}
 	path := filepath.Join(t.TempDir(), "answer.wasm")
-	if err := os.WriteFile(path, module, 0o644); err != nil {
+	if err := os.WriteFile(path, answeringModule(), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	runRows(t, []row{

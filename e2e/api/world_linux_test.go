@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
@@ -22,6 +23,7 @@ import (
 
 // topology is what each mesh consists of. client and other call; v1 and v2 are the two versions of app "server", which
 // every row has a Service of its own for; guarded has a service of its name, for rows that change what its sidecar lets in.
+// other is also a guest: it registers itself with a WorkloadGroup, and serves when it says that it is well.
 const topology = `
 apiVersion: pilotfish.dev/v1alpha1
 kind: Mesh
@@ -30,20 +32,57 @@ spec:
   config: istio
   mesh: MESH
   workloads:
-  - {name: gateway, type: gateway, namespace: istio-system, labels: {istio: ingressgateway}, serviceAccount: gateway}
+  - {name: gateway, type: gateway, namespace: istio-system, labels: {istio: ingressgateway}, serviceAccount: gateway, annotations: {proxy.istio.io/config: "{gatewayTopology: {numTrustedProxies: 1}}"}}
   - {name: client, labels: {istio-locality: near.a}, serviceAccount: client, command: ["${PILOTFISH}", idle]}
-  - {name: other, namespace: other, serviceAccount: other, command: ["${PILOTFISH}", idle]}
+  - {name: other, namespace: other, serviceAccount: other, annotations: {proxy.istio.io/config: "GUEST"}, PORTS}
   - {name: v1, labels: {app: server, version: v1}, serviceAccount: server, PORTS}
   - {name: v2, labels: {app: server, version: v2}, serviceAccount: server, PORTS}
   - {name: guarded, serviceAccount: guarded, PORTS}
 `
 
-const serverPorts = `command: ["${PILOTFISH}", serve], env: {TLS_CERT: "${TOPOLOGY_DIR}/server.crt", TLS_KEY: "${TOPOLOGY_DIR}/server.key"}, ports: [` +
+const serverPorts = `command: ["${PILOTFISH}", serve], env: {SOCKET: "${TOPOLOGY_DIR}/${NAME}.sock", TLS_CERT: "${TOPOLOGY_DIR}/server.crt", TLS_KEY: "${TOPOLOGY_DIR}/server.key"}, ports: [` +
 	`{name: http, port: 8080, protocol: HTTP}, {name: undeclared, port: 8081}, {name: http2, port: 8082, protocol: HTTP2}, {name: grpc, port: 7000, protocol: GRPC}, {name: tcp, port: 9000}, {name: untold, port: 9001}, ` +
 	`{name: https, port: 8443, protocol: HTTPS}, {name: mysql, port: 3306}, {name: unsaid, port: 3307}, {name: udp, port: 5300, protocol: UDP}]`
 
-// meshConfig is the mesh's configuration, for all rows.
-const meshConfig = `{}`
+// guest is what the agent of a workload says that registers itself.
+const guest = `{proxyMetadata: {ISTIO_META_AUTO_REGISTER_GROUP: guests}, readinessProbe: {periodSeconds: 1, httpGet: {path: /health, port: 8080}}}`
+
+// shared are documents for all rows: who registers itself, and where traces and logs are collected.
+const shared = `
+apiVersion: networking.istio.io/v1
+kind: WorkloadGroup
+metadata: {name: guests, namespace: other}
+spec: {metadata: {labels: {guest: "yes"}}, template: {serviceAccount: other}}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: collector}
+spec:
+  hosts: [collector.example]
+  location: MESH_EXTERNAL
+  resolution: DNS
+  ports: [{number: 4317, name: grpc, protocol: GRPC, targetPort: $OUTSIDE_GRPC}, {number: 4318, name: http, protocol: HTTP, targetPort: $OUTSIDE_HTTP}]
+  endpoints: [{address: host.pilotfish.internal}]
+`
+
+// meshFile has the mesh's configuration, which rows may change; meshConfig is what it says for all others.
+const (
+	meshFile   = "meshconfig.yaml"
+	meshConfig = `
+trustDomainAliases: [former.example]
+extensionProviders:
+- {name: otel, opentelemetry: {service: collector.example, port: 4317}}
+- {name: otel-http, opentelemetry: {service: collector.example, port: 4318, http: {path: /v1/traces}}}
+- {name: zipkin, zipkin: {service: collector.example, port: 4318}}
+- {name: otel-logs, envoyOtelAls: {service: collector.example, port: 4317, logFormat: {text: "collected %REQ(:PATH)%"}}}
+- {name: text-logs, envoyFileAccessLog: {path: /dev/stdout, logFormat: {text: "as-text %REQ(:PATH)% %RESPONSE_CODE%\n"}}}
+- {name: json-logs, envoyFileAccessLog: {path: /dev/stdout, logFormat: {labels: {path: "%REQ(:PATH)%", code: "%RESPONSE_CODE%"}}}}
+- {name: asked, envoyExtAuthzHttp: {service: server.default.svc.cluster.local, port: 80, includeRequestHeadersInCheck: [x-reply-status]}}
+- {name: asked-grpc, envoyExtAuthzGrpc: {service: server.default.svc.cluster.local, port: 7000, timeout: 5s}}
+- {name: down, envoyExtAuthzHttp: {service: down.example, port: 80, timeout: 2s}}
+- {name: away, envoyExtAuthzHttp: {service: away.example, port: 80}}
+`
+)
 
 // servicePorts are the ports of the services of applications, by their names.
 var servicePorts = map[string]string{
@@ -90,8 +129,12 @@ type world struct {
 	// certificate and key are of the servers' own TLS ports, in PEM; someone is a client with a certificate of ca.
 	certificate, key []byte
 	someone          tls.Certificate
-	// outside are the ports of a server that is in no mesh, by the port that speaks the same at a server.
-	outside map[int]string
+	// stranger has a certificate that nobody here knows who signed.
+	stranger tls.Certificate
+	// outside are the ports of a server that is in no mesh, by the port that speaks the same at a server; collected is what
+	// was sent to it of traces and logs.
+	outside   map[int]string
+	collected *collector
 
 	ctx   context.Context
 	stop  context.CancelFunc
@@ -100,6 +143,11 @@ type world struct {
 
 	mu    sync.Mutex
 	alone map[string]*sync.Mutex
+	// whole is held by rows that change the mesh for all others, who share it.
+	whole sync.RWMutex
+	// later are documents that the check of a row has yet to put into force, by the row's host, and since when it has.
+	later map[string]string
+	since map[string]time.Time
 }
 
 var (
@@ -127,15 +175,22 @@ func startWorld(t *testing.T, envoy string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{envoy: envoy, dir: dir, ca: testpki.New(t, "outside"), outside: map[int]string{}, alone: map[string]*sync.Mutex{}, ended: make(chan error, 1)}
-	text := strings.NewReplacer("NAME", "api-"+strings.ReplaceAll(envoy, ".", "-"), "PORTS", serverPorts, "MESH", meshConfig).Replace(topology)
+	w := &world{envoy: envoy, dir: dir, ca: testpki.New(t, "outside"), outside: map[int]string{}, collected: &collector{}, alone: map[string]*sync.Mutex{},
+		later: map[string]string{}, since: map[string]time.Time{}, ended: make(chan error, 1)}
+	text := strings.NewReplacer("NAME", "api-"+strings.ReplaceAll(envoy, ".", "-"), "PORTS", serverPorts, "MESH", meshFile, "GUEST", guest).Replace(topology)
 	certificate, key := w.ca.Server(t, "server.example", "*.tls.example", "outside.example")
 	w.certificate, w.key = certificate, key
-	if w.someone, err = tls.X509KeyPair(w.ca.Workload(t, "spiffe://outside/someone")); err != nil {
+	someone, someonesKey := w.ca.Workload(t, "spiffe://outside/someone")
+	if w.someone, err = tls.X509KeyPair(someone, someonesKey); err != nil {
 		t.Fatal(err)
 	}
+	if w.stranger, err = tls.X509KeyPair(testpki.New(t, "elsewhere").Workload(t, "spiffe://outside/someone")); err != nil {
+		t.Fatal(err)
+	}
+	w.openOutside(t)
 	for name, content := range map[string]string{
-		"mesh.yaml": text, "ca.crt": string(w.ca.PEM()), "server.crt": string(certificate), "server.key": string(key),
+		"mesh.yaml": text, "ca.crt": string(w.ca.PEM()), "server.crt": string(certificate), "server.key": string(key), "someone.crt": string(someone), "someone.key": string(someonesKey),
+		meshFile: meshConfig, "istio/shared.yaml": w.outsidePorts().Replace(shared),
 		"istio/guarded.yaml": serviceOf("guarded", "guarded"), "istio/server.yaml": serviceOf("server", "server") + "---" + callNobody,
 	} {
 		path := filepath.Join(dir, name)
@@ -155,7 +210,6 @@ func startWorld(t *testing.T, envoy string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.openOutside(t)
 	w.ctx, w.stop = context.WithCancel(context.Background())
 	go w.keepLog(filepath.Join(dir, "log"))
 	go func() { w.ended <- w.Run(w.ctx) }()

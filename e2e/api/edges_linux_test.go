@@ -1,0 +1,166 @@
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// secretOfServer is a Secret with the servers' own certificate; with one of who signs clients' certificates.
+const secretOfServer = `
+apiVersion: v1
+kind: Secret
+metadata: {name: $HOST, namespace: istio-system}
+data: {tls.crt: $SERVER_CRT, tls.key: $SERVER_KEY, ca.crt: $CA_CRT}
+---`
+
+// protocolAtEdge is what a client of HTTP/2 comes to speak with the gateway: by TLS, and where it begins with it.
+func (w *world) protocolAtEdge(port int, host string) (string, error) {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	dial := func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return w.Dial(ctx, "", network, w.edge(port))
+	}
+	t := &http.Transport{Protocols: protocols, DialContext: dial, TLSClientConfig: &tls.Config{ServerName: host, RootCAs: w.ca.Pool()}}
+	defer t.CloseIdleConnections()
+	scheme := "http"
+	if port >= 8443 {
+		scheme = "https"
+	}
+	res, err := (&http.Client{Timeout: requestTimeout, Transport: t}).Get(scheme + "://" + host + "/")
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	return res.Proto, is(res.StatusCode == http.StatusOK, "%s", res.Status)
+}
+
+func TestEdges(t *testing.T) {
+	runRows(t, []row{
+		{name: "gateway speaks http2", ports: []string{"http"}, docs: edgeDocs(`{port: {number: 8447, name: https, protocol: HTTPS}, hosts: [seven.tls.example], tls: {mode: SIMPLE, serverCertificate: $DIR/server.crt, privateKey: $DIR/server.key}},
+  {port: {number: 8091, name: http, protocol: HTTP}, hosts: [seven.example]}`, toHost),
+			check: func(w *world, _ string) error {
+				for port, host := range map[int]string{8447: "seven.tls.example", 8091: "seven.example"} {
+					if protocol, err := w.protocolAtEdge(port, host); err != nil || protocol != "HTTP/2.0" {
+						return fmt.Errorf("at %d: %q %w", port, protocol, err)
+					}
+					if err := served(w.atEdge(port, host)); err != nil { // and HTTP/1.1
+						return fmt.Errorf("at %d: %w", port, err)
+					}
+				}
+				return nil
+			}},
+		{name: "gateway asks for certificates without need", ports: []string{"http"}, docs: secretOfServer +
+			edgeDocs(`{port: {number: 8448, name: https, protocol: HTTPS}, hosts: [eight.tls.example], tls: {mode: OPTIONAL_MUTUAL, credentialName: $HOST}}`, toHost),
+			check: func(w *world, host string) error {
+				if err := errors.Join(served(w.atEdge(8448, "eight.tls.example")), served(w.atEdge(8448, "eight.tls.example", w.someone))); err != nil {
+					return err
+				}
+				return refused(w.atEdge(8448, "eight.tls.example", w.stranger))
+			}},
+		{name: "gateway speaks the tls of the mesh", ports: []string{"http"}, docs: edgeDocs(
+			`{port: {number: 8449, name: https, protocol: HTTPS}, hosts: [nine.example], tls: {mode: ISTIO_MUTUAL}}`, toHost) + `
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec: {hosts: [nine.example], location: MESH_EXTERNAL, resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP, targetPort: 8449}], endpoints: [{address: $EDGE}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: $HOST}
+spec: {host: nine.example, trafficPolicy: {tls: {mode: ISTIO_MUTUAL, sni: nine.example}}}
+`, check: func(w *world, _ string) error {
+			got, err := w.expect(200, "client", "http://nine.example/")
+			if err != nil || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/gateway") {
+				return fmt.Errorf("%s %w", toJSON(got), err)
+			}
+			return refused(w.atEdge(8449, "nine.example", w.someone))
+		}},
+		{name: "gateway between sidecars", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: $HOST}
+spec: {selector: {istio: ingressgateway}, servers: [{port: {number: 8450, name: tls, protocol: TLS}, hosts: ["*.local"], tls: {mode: AUTO_PASSTHROUGH}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec: {hosts: [$HOST.far.example], location: MESH_EXTERNAL, resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP, targetPort: 8450}], endpoints: [{address: $EDGE}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: $HOST}
+spec:
+  host: $HOST.far.example
+  trafficPolicy: {tls: {mode: ISTIO_MUTUAL, sni: outbound_.80_._.$HOST.default.svc.cluster.local, subjectAltNames: ["spiffe://cluster.local/ns/default/sa/server"]}}
+`, check: func(w *world, host string) error {
+			got, err := w.expect(200, "client", "http://"+host+".far.example/")
+			return is(err == nil && got.Server != "" && strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client"), "%s %v", toJSON(got), err)
+		}},
+		{name: "rules for gateways and the mesh", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: $HOST}
+spec: {selector: {istio: ingressgateway}, servers: [{port: {number: 8092, name: http, protocol: HTTP}, hosts: [$HOST.default.svc.cluster.local]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST.default.svc.cluster.local]
+  gateways: [mesh, $HOST]
+  http:
+  - {match: [{gateways: [$HOST], uri: {prefix: /}}], directResponse: {status: 298}}
+  - {match: [{gateways: [mesh]}], directResponse: {status: 299}}
+`, check: func(w *world, host string) error {
+			got, err := w.atEdge(8092, host+".default.svc.cluster.local")
+			if err != nil || got.Status != 298 {
+				return fmt.Errorf("at the gateway: %s %w", toJSON(got), err)
+			}
+			_, err = w.expect(299, "client", "http://"+host+"/")
+			return err
+		}},
+		{name: "gateway of connections", ports: []string{"tcp"}, docs: edgeDocs(
+			`{port: {number: 9100, name: tcp, protocol: TCP}, hosts: ["*"]}, {port: {number: 9143, name: tls, protocol: TLS}, hosts: [ten.tls.example], tls: {mode: SIMPLE, serverCertificate: $DIR/server.crt, privateKey: $DIR/server.key}}`,
+			`tcp: [{route: [{destination: {host: $HOST, port: {number: 9000}}}]}]`),
+			check: func(w *world, _ string) error {
+				if heard, err := w.say("", w.edge(9100), "hello", 1); err != nil || !strings.HasSuffix(heard[0], "heard hello") {
+					return fmt.Errorf("%q %w", heard, err)
+				}
+				conn, err := w.Dial(w.ctx, "", "tcp", w.edge(9143))
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				heard, err := talk(tls.Client(conn, &tls.Config{ServerName: "ten.tls.example", RootCAs: w.ca.Pool()}), "hello", 1)
+				return is(err == nil && strings.HasSuffix(heard[0], "heard hello"), "by TLS: %q %v", heard, err)
+			}},
+		{name: "callers behind trusted proxies", ports: []string{"http"}, docs: edgeDocs(`{port: {number: 8093, name: http, protocol: HTTP}, hosts: [$HOST.example]}`, toHost) + `
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: $HOST, namespace: istio-system}
+spec:
+  selector: {matchLabels: {istio: ingressgateway}}
+  action: DENY
+  rules:
+  - {to: [{operation: {hosts: [$HOST.example], ports: ["8093"]}}], when: [{key: remote.ip, values: [203.0.113.7]}]}
+  - {to: [{operation: {hosts: [$HOST.example], ports: ["8093"]}}], from: [{source: {remoteIpBlocks: [203.0.113.64/26]}}]}
+`, check: func(w *world, host string) error {
+			for forwarded, status := range map[string]int{"203.0.113.7": 403, "203.0.113.8": 200, "203.0.113.7, 198.51.100.1": 200, "198.51.100.1, 203.0.113.77": 403, "": 200} {
+				got, err := w.ask("", request{URL: "http://" + w.edge(8093) + "/", Host: host + ".example", Headers: map[string]string{"X-Forwarded-For": forwarded}})
+				if err != nil || got.Status != status {
+					return fmt.Errorf("forwarded for %q: %s, want %d, %w", forwarded, toJSON(got), status, err)
+				}
+			}
+			return nil
+		}},
+	})
+}

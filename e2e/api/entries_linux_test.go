@@ -1,0 +1,164 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// TestServicesOfServiceEntries by each way to find their endpoints.
+func TestServicesOfServiceEntries(t *testing.T) {
+	runRows(t, []row{
+		{name: "names are looked up", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST.example]
+  location: MESH_EXTERNAL
+  resolution: DNS
+  ports: [{number: 80, name: http, protocol: HTTP, targetPort: $OUTSIDE_HTTP}]
+  endpoints: [{address: host.pilotfish.internal}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST-turns}
+spec:
+  hosts: [$HOST.turns.example]
+  location: MESH_EXTERNAL
+  resolution: DNS_ROUND_ROBIN
+  ports: [{number: 9000, name: tcp, targetPort: $OUTSIDE_TCP}]
+  endpoints: [{address: host.pilotfish.internal}]
+`, check: func(w *world, host string) error {
+			got, err := w.expect(200, "client", "http://"+host+".example/")
+			if err != nil || got.Server != "outside" {
+				return fmt.Errorf("%s %w", toJSON(got), err)
+			}
+			heard, err := w.say("client", host+".turns.example:9000", "hello", 1)
+			return is(err == nil && heard[0] == "outside heard hello", "%q %v", heard, err)
+		}},
+		{name: "where callers want to go", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST.example]
+  location: MESH_EXTERNAL
+  resolution: NONE
+  ports: [{number: $OUTSIDE_HTTP, name: http, protocol: HTTP}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: $HOST}
+spec: {hosts: [$HOST.example], http: [{headers: {request: {set: {x-seen: "yes"}}}, route: [{destination: {host: $HOST.example}}]}]}
+`, check: func(w *world, host string) error {
+			got, err := w.ask("client", request{URL: "http://" + w.outsideAddress() + ":" + w.outside[portHTTP] + "/", Host: host + ".example"})
+			return is(err == nil && got.Server == "outside" && got.Echo.Header.Get("X-Seen") == "yes", "%s %v", toJSON(got), err)
+		}},
+		{name: "addresses given out by the mesh", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST-1}
+spec: {hosts: [$HOST.one.example], location: MESH_INTERNAL, resolution: STATIC, ports: [{number: 9000, name: tcp}], endpoints: [{address: $V1, serviceAccount: server}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST-2}
+spec: {hosts: [$HOST.two.example], location: MESH_INTERNAL, resolution: STATIC, ports: [{number: 9000, name: tcp}], endpoints: [{address: $V2, serviceAccount: server}]}
+`, check: func(w *world, host string) error {
+			for name, server := range map[string]string{"one": "v1", "two": "v2"} {
+				if heard, err := w.say("client", host+"."+name+".example:9000", "hello", 1); err != nil || heard[0] != server+" heard hello" {
+					return fmt.Errorf("%s: %q %w", name, heard, err)
+				}
+			}
+			return nil
+		}},
+		{name: "workloads that register themselves", ports: []string{"http"}, alone: []string{"other"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST, namespace: other}
+spec:
+  hosts: [$HOST.example]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{number: 80, name: http, protocol: HTTP, targetPort: 8080}]
+  workloadSelector: {labels: {guest: "yes"}}
+`, check: func(w *world, host string) error {
+			// It is called, not while it says that it is ill, and again when it is well.
+			if _, err := w.expect(200, "client", "http://"+host+".example/"); err != nil {
+				return err
+			}
+			_, sick := w.expect(200, "other", "http://127.0.0.1:8080/health/bad")
+			_, away := eventually(func() (reply, error) { return w.expect(503, "client", "http://"+host+".example/") })
+			_, well := w.expect(200, "other", "http://127.0.0.1:8080/health/good")
+			got, back := eventually(func() (reply, error) { return w.expect(200, "client", "http://"+host+".example/") })
+			if err := errors.Join(sick, away, well, back); err != nil {
+				return err
+			}
+			return is(got.Server == "other" && strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client"), "%s", toJSON(got))
+		}},
+	})
+}
+
+func TestWhatSidecarsSayOfTheirWorkloads(t *testing.T) {
+	runRows(t, []row{
+		{name: "unknown hosts by a proxy of the mesh", ports: []string{"http"}, alone: []string{"other"}, docs: outsideService(`{number: 9000, name: tcp, targetPort: $OUTSIDE_TCP}`) + `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: $HOST, namespace: other}
+spec:
+  outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: $HOST.example, port: {number: 9000}}}
+  egress: [{hosts: ["default/*"]}]
+`, check: func(w *world, host string) error {
+			heard, err := w.say("other", "192.0.2.77:1234", "hello", 1)
+			return is(err == nil && heard[0] == "outside heard hello", "%q %v", heard, err)
+		}},
+		{name: "unknown hosts not at all", ports: []string{"http"}, alone: []string{"other"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: $HOST, namespace: other}
+spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["default/*"]}]}
+`, check: func(w *world, host string) error {
+			if got, err := w.get("other", "http://"+w.outsideAddress()+":"+w.outside[portHTTP]+"/"); err == nil && got.Server != "" {
+				return fmt.Errorf("what is not in the registry answers by HTTP: %s", toJSON(got))
+			}
+			if heard, err := w.say("other", w.outsideAddress()+":"+w.outside[portTCP], "hello", 1); err == nil {
+				return fmt.Errorf("what is not in the registry answers: %q", heard)
+			}
+			_, err := w.expect(200, "other", "http://"+host+".default/")
+			return err
+		}},
+		{name: "ways into a workload", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+apiVersion: v1
+kind: Service
+metadata: {name: $HOST-in}
+spec: {selector: {app: guarded}, ports: [{name: http-in, port: 80, targetPort: 9997}]}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: $HOST}
+spec: {selector: {matchLabels: {app: guarded}}, mtls: {mode: STRICT}, portLevelMtls: {9443: {mode: DISABLE}, 9998: {mode: DISABLE}}}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: $HOST}
+spec:
+  workloadSelector: {labels: {app: guarded}}
+  ingress:
+  - {port: {number: 9443, protocol: HTTPS, name: https}, defaultEndpoint: "127.0.0.1:8080", tls: {mode: SIMPLE, serverCertificate: $DIR/server.crt, privateKey: $DIR/server.key}}
+  - {port: {number: 9997, protocol: HTTP, name: socket}, defaultEndpoint: "unix://$DIR/guarded.sock"}
+  - {port: {number: 9998, protocol: HTTP, name: own}, bind: 127.0.0.1, captureMode: NONE, defaultEndpoint: "unix://$DIR/guarded.sock"}
+`, check: func(w *world, host string) error {
+			if got, err := w.getTLS("", w.guardedAt(9443), "server.example"); err != nil || got.Server != "guarded" {
+				return fmt.Errorf("by TLS: %s %w", toJSON(got), err)
+			}
+			for from, url := range map[string]string{"client": "http://" + host + "-in/", "guarded": "http://127.0.0.1:9998/"} {
+				if got, err := w.expect(200, from, url); err != nil || got.Server != "guarded" || got.Remote != "@" {
+					return fmt.Errorf("from %s: %s %w", from, toJSON(got), err)
+				}
+			}
+			return nil
+		}},
+	})
+}

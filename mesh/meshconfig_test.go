@@ -1,0 +1,42 @@
+package mesh
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestMeshConfigurationMayHaveAFileOfItsOwn(t *testing.T) {
+	for name, c := range map[string]struct{ spec, file, want string }{
+		"read":              {"", "trustDomain: shop.example\naccessLogFile: /dev/stdout\n", ""},
+		"unknown field":     {"", "accesLogFile: /dev/stdout\n", "did you mean accessLogFile"},
+		"two trust domains": {"trustDomain: other.example, ", "trustDomain: shop.example\n", `spec.mesh.trustDomain says "shop.example"`},
+		"no such file":      {"", "", "cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			topology := filepath.Join(dir, "mesh.yaml")
+			text := "apiVersion: pilotfish.dev/v1alpha1\nkind: Mesh\nmetadata: {name: shop}\nspec: {" + c.spec + "mesh: mesh-config.yaml, workloads: []}\n"
+			if err := os.WriteFile(topology, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(dir, "mesh-config.yaml")
+			if c.file != "" {
+				if err := os.WriteFile(file, []byte(c.file), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := Load(topology)
+			if c.want != "" {
+				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), topology+":4:") {
+					t.Fatalf("got %v, want %q at its place", err, c.want)
+				}
+				return
+			}
+			if err != nil || got.MeshFile != file || got.Mesh.GetAccessLogFile() != "/dev/stdout" || got.TrustDomain != "shop.example" {
+				t.Fatalf("got %+v, %v", got, err)
+			}
+		})
+	}
+}
