@@ -61,7 +61,10 @@ func newPlugin(started time.Time) *Plugin {
 }
 
 func (p *Plugin) main() int {
-	err := p.run()
+	err := p.takeConfig()
+	if err == nil {
+		err = p.run()
+	}
 	if err == nil {
 		return 0
 	}

@@ -36,6 +36,10 @@ const unmodified = `
     env: {PILOTFISH_APP_ADDRESS: ""}
     ports: [{name: http, port: 9080, protocol: HTTP}]
     upstreams: [{host: a, port: 9000}]
+  - name: gw
+    type: gateway
+    labels: {istio: gw}
+    ports: [{name: http, port: 8080, protocol: HTTP}]
 `
 
 const theirServices = `
@@ -57,6 +61,16 @@ apiVersion: security.istio.io/v1
 kind: PeerAuthentication
 metadata: {name: default, namespace: default}
 spec: {mtls: {mode: STRICT}}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: gw}
+spec: {selector: {istio: gw}, servers: [{port: {number: 8080, name: http, protocol: HTTP}, hosts: ["*"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: gw}
+spec: {hosts: ["*"], gateways: [gw], http: [{route: [{destination: {host: a, port: {number: 80}}}]}]}
 `
 
 func needNamespaces(t *testing.T) {
@@ -138,6 +152,7 @@ func TestUnmodifiedProgramsAreInACapturedMesh(t *testing.T) {
 	}
 	m.outsidersAreRefused(a)
 	m.bothFamiliesAreCaptured(a)
+	m.gatewayServesBothFamilies(m.Instances()[2])
 	m.machineIsReached("b")
 	m.curlIsInTheMesh("b", bob)
 	m.proxiesHaveNoPrivileges()
@@ -171,6 +186,18 @@ func (r *running) bothFamiliesAreCaptured(a *Instance) {
 	body, _ := io.ReadAll(res.Body)
 	if res.StatusCode != http.StatusOK || !strings.Contains(string(body), "/sa/bob") {
 		r.t.Errorf("by IPv6: %d %s", res.StatusCode, body)
+	}
+}
+
+func (r *running) gatewayServesBothFamilies(gateway *Instance) {
+	r.t.Helper()
+	for _, at := range []netip.Addr{gateway.Proxy, gateway.Proxy6} {
+		url := "http://" + netip.AddrPortFrom(at, 8080).String() + "/who"
+		var said string
+		eventually(r.t, "an answer of "+url, func() bool {
+			said = says(r.client(""), url)
+			return strings.HasPrefix(said, "200 a was called by")
+		})
 	}
 }
 

@@ -169,8 +169,13 @@ func began(p *agentapi.Pod) bool {
 
 func name(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
+// lookTime bounds what one pod takes of the others' time: a node's iptables, or what the kernel is asked, may hang.
+const lookTime = time.Minute
+
 // look finds out how one pod is, and deals with what it finds.
 func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes Processes) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lookTime, fmt.Errorf("looking at the pod took longer than %v", lookTime))
+	defer cancel()
 	s, err := processes.Find(p, uids(p), r.hint(p))
 	if err != nil {
 		if r.unseen[p.Metadata.UID]++; errors.Is(err, sandbox.ErrNone) && r.standing[p.Metadata.UID] == "" &&

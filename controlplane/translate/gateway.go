@@ -165,10 +165,26 @@ func (gateway) listeners(v view) []*listenerv3.Listener {
 	var out []*listenerv3.Listener
 	for _, at := range order {
 		if l := v.gatewayListener(at, byAddress[at]); l != nil {
+			if other := v.otherFamily(at, byAddress[at]); other.IsValid() && byAddress[other] == nil {
+				l.AdditionalAddresses = []*listenerv3.AdditionalAddress{{Address: socketAddress(other)}}
+			}
 			out = append(out, l)
 		}
 	}
 	return out
+}
+
+// otherFamily is where the servers of all addresses listen too, on a router that has addresses of both families; invalid
+// where somebody says which address it is to be.
+func (v view) otherFamily(at netip.AddrPort, servers []server) netip.AddrPort {
+	said := slices.ContainsFunc(servers, func(s server) bool { return s.spec.GetBind() != "" })
+	if _, published := v.p.Publish[uint32(at.Port())]; said || published || !at.Addr().IsUnspecified() || !v.p.IPv4 || !v.p.IPv6 {
+		return netip.AddrPort{}
+	}
+	if at.Addr().Is4() {
+		return netip.AddrPortFrom(netip.IPv6Unspecified(), at.Port())
+	}
+	return netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
 }
 
 // gatewayListener joins the servers of one address; nil when none of them can be served.
