@@ -28,7 +28,7 @@ type Options struct {
 	// Log is what is behind the logger, so that its levels can be changed and its files opened again; nil where that is
 	// not offered.
 	Log *Log
-	// EnvoyOutput gets each line that Envoy writes; nil drops them.
+	// EnvoyOutput gets each line that Envoy writes, without secrets; nil drops them.
 	EnvoyOutput func(line string)
 	// Drain, when closed, has the proxy drain, and go on until it is told to end.
 	Drain <-chan struct{}

@@ -6,19 +6,38 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
-// envoySays takes out of a line of Envoy's what looks like a secret: of its own log, and of the headers that it lists there
-// at the level debug. Lines of access logs, which may go the same way, are as their author wants them.
-func envoySays(line string) string {
+// envoyWords takes out of what one Envoy writes what looks like a secret: of its own log, also where a message goes over
+// several lines, and of the headers that it lists there at the level debug. Lines of access logs, which may go the same
+// way, are as their author wants them, but for private keys.
+type envoyWords struct {
+	lines   redact.Lines
+	message bool // what comes may be more of a message of its own
+}
+
+// line gives what is left of a line; ok is false for nothing.
+func (w *envoyWords) line(line string) (text string, ok bool) {
+	own := isEnvoysOwn(line)
+	if own {
+		w.lines.Reset()
+		w.message = true
+	}
+	line, gone := w.lines.Key(line)
+	switch {
+	case gone:
+		return "", false
+	case own:
+		return redact.Looks(line), true
+	}
 	if name, _, ok := headerLine(line); ok {
 		if redact.IsSecret(name) {
-			return "'" + name + "', '[redacted]'"
+			return "'" + name + "', '[redacted]'", true
 		}
-		return redact.Looks(line)
+		return redact.Looks(line), true
 	}
-	if isEnvoysOwn(line) {
-		return redact.Looks(line)
+	if w.message = w.message && redact.Continues(line); w.message {
+		return w.lines.Field(line), true
 	}
-	return line
+	return line, true
 }
 
 // headerLine reads "'name', 'value'", as Envoy lists headers, one a line.

@@ -1,6 +1,11 @@
 package agent
 
-import "testing"
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
 
 func TestEnvoysOwnLinesGoWithoutSecrets(t *testing.T) {
 	const key = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.c2lnbmF0dXJl"
@@ -17,8 +22,44 @@ func TestEnvoysOwnLinesGoWithoutSecrets(t *testing.T) {
 		`{"level":"error","scope":"config","msg":"jwt ` + key + `"}`:                       `{"level":"error","scope":"config","msg":"jwt [redacted]"}`,
 		"": "", "'": "'", "[": "[",
 	} {
-		if got := envoySays(line); got != want {
+		var w envoyWords
+		if got, ok := w.line(line); got != want || !ok {
 			t.Errorf("%s\nbecame %s\nwant   %s", line, got, want)
 		}
+	}
+}
+
+func TestSecretsOverSeveralLinesOfEnvoysAreLeftOut(t *testing.T) {
+	const begins = "[2026-11-21 18:10:34.573][7749][debug][config] [x.cc:1] "
+	var w envoyWords
+	var got []string
+	for line := range strings.SplitSeq(begins+`received: resources {
+  name: "a"
+  private_key {
+    inline_bytes: "c2VjcmV0"
+  }
+}
+GET /?token=abcdefgh 200
+`+begins+`rejected: inline: |
+  -----BEGIN PRIVATE KEY-----
+  MIIEvQIBADANBg
+  k0+/aa==
+  -----END PRIVATE KEY-----
+[2026-11-21T18:10:34.573Z] "GET /?token=abcdefgh" 200
+  password: "of an access log"
+-----BEGIN PRIVATE KEY-----
+MIIE
+`+begins+`all is well`, "\n") {
+		if text, ok := w.line(line); ok {
+			got = append(got, text)
+		}
+	}
+	want := []string{
+		begins + "received: resources {", `  name: "a"`, "  private_key {", "    inline_bytes: [redacted]", "  }", "}", "GET /?token=abcdefgh 200",
+		begins + "rejected: inline: |", "  [redacted]", `[2026-11-21T18:10:34.573Z] "GET /?token=abcdefgh" 200`, `  password: "of an access log"`,
+		"[redacted]", begins + "all is well",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -68,7 +68,7 @@ type launch struct {
 // start starts an Envoy. It is not the current one yet.
 func (e *envoyPart) start(l launch) (*instance, error) {
 	process, err := e.family.add(func() (*envoy.Process, error) {
-		return envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Logger: e.Logger, User: e.Config.Envoy.User})
+		return envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Rewrite: (&envoyWords{}).line, Logger: e.Logger, User: e.Config.Envoy.User})
 	})
 	if err != nil {
 		return nil, err

@@ -84,7 +84,7 @@ type Log struct {
 func (l *Log) Reopen() error { return l.target.reopen() }
 
 // envoyLine passes on what Envoy says. An Envoy whose output nobody takes would stand still.
-func (l *Log) envoyLine(line string) { _, _ = io.WriteString(l.stderr, envoySays(line)+"\n") }
+func (l *Log) envoyLine(line string) { _, _ = io.WriteString(l.stderr, line+"\n") }
 
 // Close closes the log's files; what is logged afterwards is lost.
 func (l *Log) Close() error { return l.target.close() }

@@ -28,11 +28,17 @@ type output struct {
 	tail ring
 }
 
-func readOutput(file *os.File, each func(string)) *output {
+func readOutput(file *os.File, rewrite func(string) (string, bool), each func(string)) *output {
 	o := &output{file: file, done: make(chan struct{})}
 	go func() {
 		defer close(o.done)
 		eachLine(file, func(line string) {
+			if rewrite != nil {
+				var ok bool
+				if line, ok = rewrite(line); !ok {
+					return
+				}
+			}
 			o.mu.Lock()
 			o.tail.add(line)
 			o.mu.Unlock()

@@ -26,6 +26,8 @@ type Config struct {
 	// Output is called with each line that Envoy writes to its standard output and error, in order and never
 	// concurrently. Envoy waits while it does not return. Nil drops the lines; the last ones are kept for Exit anyway.
 	Output func(line string)
+	// Rewrite, when set, gives what is kept and told of a line, in order and never concurrently; not ok is nothing.
+	Rewrite func(line string) (text string, ok bool)
 	Logger *slog.Logger
 	// User is who Envoy runs as, for a process that is root; nil is this process's user.
 	User *owner.Owner
@@ -71,7 +73,7 @@ func Start(c Config) (*Process, error) {
 		_ = read.Close()
 		return nil, startError(c, err)
 	}
-	p.output = readOutput(read, c.Output)
+	p.output = readOutput(read, c.Rewrite, c.Output)
 	started <- nil // own may now wait for the output's end
 	p.log.Info("Envoy started", "pid", p.pid, "path", c.Path, "args", c.Args)
 	return p, nil
