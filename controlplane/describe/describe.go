@@ -189,13 +189,9 @@ func (d *Description) outbound(scope *snapshot.Scope) {
 // others lists what applies to the workload by a selector and is said nowhere else.
 func (d *Description) others(s *snapshot.Snapshot, p *translate.Proxy) {
 	for r := range s.Rules() {
-		switch r.Kind {
-		case config.EnvoyFilter, config.WasmPlugin, config.Telemetry, config.ProxyConfig, config.RequestAuthentication:
-		default:
-			continue
-		}
-		if (r.Namespace == p.Namespace || r.Namespace == s.Mesh.GetRootNamespace()) && snapshot.Concerns(r, p.Labels) {
-			d.Others = append(d.Others, document(r))
+		own := r.Namespace == p.Namespace
+		if (own || r.Namespace == s.Mesh.GetRootNamespace()) && applies(r, own, p.Labels) {
+			d.Others = append(d.Others, document(r, otherWords(r)...))
 		}
 	}
 	slices.SortStableFunc(d.Others, func(a, b Document) int { return strings.Compare(a.Resource.String(), b.Resource.String()) })

@@ -2,7 +2,6 @@ package describe
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -19,61 +18,12 @@ func routeWords(vs *networking.VirtualService) []string {
 		out = append(out, matchWords(r)+actionWords(r)+extraWords(r))
 	}
 	for _, r := range vs.GetTcp() {
-		out = append(out, "connections go to "+layer4Words(r.GetRoute()))
+		out = append(out, tcpMatchWords(r.GetMatch())+"go to "+layer4Words(r.GetRoute()))
 	}
 	for _, r := range vs.GetTls() {
-		var names []string
-		for _, m := range r.GetMatch() {
-			names = append(names, m.GetSniHosts()...)
-		}
-		out = append(out, fmt.Sprintf("TLS for %s goes to %s", strings.Join(names, ", "), layer4Words(r.GetRoute())))
+		out = append(out, tlsMatchWords(r.GetMatch())+"goes to "+layer4Words(r.GetRoute()))
 	}
 	return out
-}
-
-func matchWords(r *networking.HTTPRoute) string {
-	if len(r.GetMatch()) == 0 {
-		return "requests "
-	}
-	var ways []string
-	for _, m := range r.GetMatch() {
-		var parts []string
-		parts = append(parts, stringWords("path", m.GetUri())...)
-		parts = append(parts, stringWords("method", m.GetMethod())...)
-		parts = append(parts, stringWords("authority", m.GetAuthority())...)
-		var names []string
-		for name := range m.GetHeaders() {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
-			if words := stringWords("header "+name, m.GetHeaders()[name]); len(words) > 0 {
-				parts = append(parts, words...)
-			} else {
-				parts = append(parts, "a header "+name)
-			}
-		}
-		if len(m.GetQueryParams())+len(m.GetWithoutHeaders())+len(m.GetSourceLabels()) > 0 {
-			parts = append(parts, "further conditions")
-		}
-		if len(parts) == 0 {
-			parts = []string{"anything"}
-		}
-		ways = append(ways, strings.Join(parts, " and "))
-	}
-	return "requests with " + strings.Join(ways, ", or ") + " "
-}
-
-func stringWords(what string, m *networking.StringMatch) []string {
-	switch t := m.GetMatchType().(type) {
-	case *networking.StringMatch_Exact:
-		return []string{fmt.Sprintf("%s %q", what, t.Exact)}
-	case *networking.StringMatch_Prefix:
-		return []string{fmt.Sprintf("%s %q…", what, t.Prefix)}
-	case *networking.StringMatch_Regex:
-		return []string{fmt.Sprintf("%s like %q", what, t.Regex)}
-	}
-	return nil
 }
 
 func actionWords(r *networking.HTTPRoute) string {
@@ -202,48 +152,4 @@ func (d *Description) access(s *snapshot.Snapshot, p *translate.Proxy) {
 	default:
 		d.Access = append(d.Access, "everyone may call it: no AuthorizationPolicy applies")
 	}
-}
-
-func policyWords(spec *security.AuthorizationPolicy) []string {
-	action := spec.GetAction().String()
-	if len(spec.GetRules()) == 0 {
-		return []string{action + ": nothing, for it has no rules"}
-	}
-	var out []string
-	for _, rule := range spec.GetRules() {
-		words := action + ":"
-		var from []string
-		for _, f := range rule.GetFrom() {
-			src := f.GetSource()
-			from = append(from, slices.Concat(src.GetPrincipals(), src.GetNamespaces(), src.GetServiceAccounts(), src.GetIpBlocks(), src.GetRemoteIpBlocks(), src.GetRequestPrincipals(),
-				prefixed("not ", slices.Concat(src.GetNotPrincipals(), src.GetNotNamespaces(), src.GetNotServiceAccounts(), src.GetNotIpBlocks(), src.GetNotRemoteIpBlocks(), src.GetNotRequestPrincipals())))...)
-		}
-		if len(from) > 0 {
-			words += " from " + strings.Join(from, ", ")
-		} else {
-			words += " from anyone"
-		}
-		var to []string
-		for _, t := range rule.GetTo() {
-			op := t.GetOperation()
-			to = append(to, strings.Join(slices.Concat(op.GetMethods(), op.GetHosts(), prefixed("port ", op.GetPorts()), op.GetPaths(),
-				prefixed("not ", slices.Concat(op.GetNotMethods(), op.GetNotHosts(), op.GetNotPorts(), op.GetNotPaths()))), " "))
-		}
-		if len(to) > 0 {
-			words += " to " + strings.Join(to, ", ")
-		}
-		for _, when := range rule.GetWhen() {
-			words += fmt.Sprintf(" when %s is %s", when.GetKey(), strings.Join(append(when.GetValues(), prefixed("not ", when.GetNotValues())...), ", "))
-		}
-		out = append(out, words)
-	}
-	return out
-}
-
-func prefixed(prefix string, list []string) []string {
-	out := make([]string, len(list))
-	for i, item := range list {
-		out[i] = prefix + item
-	}
-	return out
 }

@@ -20,12 +20,6 @@ func (s *Snapshot) Rules() iter.Seq[*config.Resource] {
 	}
 }
 
-// Concerns says whether a document that selects workloads by labels selects one with these.
-func Concerns(r *config.Resource, labels map[string]string) bool {
-	s, ok := selectionOf(r)
-	return ok && !s.targeted && Selects(s.labels, labels)
-}
-
 // Inputs are what the snapshot was built from, but for the store.
 func (s *Snapshot) Inputs() Inputs {
 	return Inputs{Mesh: s.given, Domain: s.Domain, Virtual: s.Registry.Options().Virtual, Keys: s.keys, KeysByProxy: s.KeysByProxy}
