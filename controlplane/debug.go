@@ -40,6 +40,7 @@ func (s *Server) debugHandler() http.Handler {
 	mux.HandleFunc("GET /debug/describe", s.serveDescribe)
 	mux.HandleFunc("POST /debug/diff", s.serveDiff)
 	mux.HandleFunc("GET /debug", serveIndex)
+	mux.HandleFunc("GET /debug/{$}", serveIndex)
 	mux.HandleFunc("GET /{$}", serveIndex)
 	return mux
 }

@@ -33,7 +33,7 @@ const keptServices = 4
 // edited is a mesh that is edited under traffic: what it serves, its documents, and a caller's Envoy.
 type edited struct {
 	t       *testing.T
-	network string // "127.170.1"
+	network string // "127.177.1"
 	dir     string
 	config  string // a file: without mutual TLS, for which the caller has no certificate
 	mesh    *meshedit.Mesh
@@ -184,7 +184,7 @@ func (e *edited) done() {
 func TestNoRequestFailsUnderRandomEdits(t *testing.T) {
 	for i, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
-			e := newEdited(t, fmt.Sprintf("127.170.%d", 10+i))
+			e := newEdited(t, fmt.Sprintf("127.177.%d", 30+i))
 			p := start(t, controlplane.Config{ConfigDirs: []string{e.dir}, MeshConfigFile: e.config, Address: e.network + ".1"})
 			e.envoy(version, e.network+".1", int(p.PlainAddr().Port()))
 			e.ready()
@@ -229,7 +229,7 @@ func (e *edited) killable(state, port string) *exec.Cmd {
 func TestNoRequestFailsWhenTheControlPlaneIsKilledUnderRandomEdits(t *testing.T) {
 	for i, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(version, func(t *testing.T) {
-			e := newEdited(t, fmt.Sprintf("127.170.%d", 20+i))
+			e := newEdited(t, fmt.Sprintf("127.177.%d", 40+i))
 			state := filepath.Join(t.TempDir(), "state")
 			plane := e.killable(state, "15010")
 			e.envoy(version, e.network+".1", 15010)

@@ -21,6 +21,7 @@ const (
 	Questionable   Code = "PF0008"
 	UnsafeToIgnore Code = "PF0009"
 	MeshConfigBad  Code = "PF0010"
+	CertificateOut Code = "PF0011"
 )
 
 // References that lead nowhere.
@@ -106,6 +107,7 @@ var codes = []CodeInfo{
 	{Questionable, "questionable", "The document is in force, and something in it hardly does what its author expects.", "Look at the field that is named."},
 	{UnsafeToIgnore, "unsafe to ignore", "A field has no effect here, and without it a door would stand open that its author believes shut; the document is refused.", "Do it as the remedy says."},
 	{MeshConfigBad, "mesh configuration refused", "The file of the mesh configuration is refused; what it said before stays in force.", "Mend the file."},
+	{CertificateOut, "certificate out of its time", "A certificate of a Secret has ended, or is not good yet: who checks it refuses the connection.", "Put in a certificate that is good now."},
 
 	{UnknownHost, "unknown host", "A rule names a host that no Service or ServiceEntry has: what is routed there is answered with 503, and a rule for it has no effect.", "Correct the host, or add a Service or ServiceEntry."},
 	{UnknownPort, "unknown port", "A rule names a port that the service does not have.", "Use one of the service's ports."},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode"
 )
 
 // Write writes the description for people.
@@ -67,7 +68,7 @@ func lines(b *strings.Builder, before string, list []string) {
 // plain keeps what is in a document from steering the terminal.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\n' || r == 0x7f {
+		if unicode.IsControl(r) && r != '\n' {
 			return ' '
 		}
 		return r

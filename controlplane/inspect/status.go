@@ -6,6 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
@@ -88,7 +89,7 @@ func head(list []string) []string {
 // line keeps text of others in one line, and from steering the terminal.
 func line(text string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -34,7 +35,9 @@ func (s *Snapshot) Problems() []config.Problem {
 		slices.SortStableFunc(c.problems, byPlace)
 		s.checked.problems = c.problems
 	})
-	return slices.Concat(s.Registry.Problems, s.checked.problems, s.notedProblems())
+	ended := checker{s: s}
+	ended.certificates(time.Now()) // which no document has to change for
+	return slices.Concat(s.Registry.Problems, s.checked.problems, ended.problems, s.notedProblems())
 }
 
 // check is the problems of the rules and policies, once somebody asked for them.
@@ -57,6 +60,8 @@ type checker struct {
 	namespaces map[string]bool
 	// byLabel are the services that select workloads, by each of the labels; filled when first asked for.
 	byLabel map[wanted][]*registry.Service
+	// at are the namespaces of the workloads that the Gateway selects which is looked at, as far as any are known.
+	at []string
 }
 
 // byPlace orders problems as their authors read them.

@@ -1,9 +1,12 @@
 package snapshot
 
 import (
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -15,10 +18,11 @@ type secrets struct {
 	byKey map[config.Key]*config.SecretSpec
 	// byName has the names that there are in any namespace.
 	byName map[string][]*config.SecretSpec
+	all    []*config.Resource
 }
 
 func newSecrets(resources []*config.Resource) *secrets {
-	s := &secrets{byKey: map[config.Key]*config.SecretSpec{}, byName: map[string][]*config.SecretSpec{}}
+	s := &secrets{all: resources, byKey: map[config.Key]*config.SecretSpec{}, byName: map[string][]*config.SecretSpec{}}
 	for _, r := range resources {
 		spec := r.Spec.(*config.SecretSpec)
 		s.byKey[r.Key] = spec
@@ -51,9 +55,35 @@ func (s *Snapshot) Authorities(namespace, name string) *config.SecretSpec {
 	return nil
 }
 
-// gateways warns of certificates that are nowhere. Which namespace they have to be in, the gateways' workloads decide.
+// certificates warns of those that nobody takes at this time. Of what is in them nothing is told but when they are good.
+func (c *checker) certificates(now time.Time) {
+	for _, r := range c.s.secrets.all {
+		block, _ := pem.Decode(r.Spec.(*config.SecretSpec).Certificate)
+		if block == nil {
+			continue
+		}
+		own, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			continue
+		}
+		message := ""
+		switch {
+		case now.After(own.NotAfter):
+			message = "the certificate ended at " + own.NotAfter.UTC().Format(time.RFC3339)
+		case now.Before(own.NotBefore):
+			message = "the certificate is not good before " + own.NotBefore.UTC().Format(time.RFC3339)
+		default:
+			continue
+		}
+		c.find(config.CertificateOut, r, "data[tls.crt]", "", message, "put in a certificate that is good now")
+	}
+}
+
+// gateways warns of certificates that are nowhere, or where no workload of the Gateway is: which namespace they have to be
+// in, those decide.
 func (c *checker) gateways() {
 	for _, g := range c.s.gateways {
+		c.at = c.workloadNamespaces(g.Spec.GetSelector())
 		for i, server := range g.Spec.GetServers() {
 			c.serverCredentials(g.Resource, fmt.Sprintf("spec.servers[%d].tls", i), server.GetTls())
 		}
@@ -75,6 +105,17 @@ func (c *checker) serverCredentials(r *config.Resource, field string, settings *
 	if name := settings.GetCredentialName(); mutual && name != "" && settings.GetCaCertificates() == "" {
 		c.serverCredential(r, field+".credentialName", name, "authorities")
 	}
+}
+
+// workloadNamespaces are those where workloads are known that have the labels; nil when there are none.
+func (c *checker) workloadNamespaces(labels map[string]string) []string {
+	var found []string
+	for _, namespace := range c.namespacesOf("", true) {
+		if some, _ := c.s.Registry.Workloads(namespace, labels); len(some) > 0 {
+			found = append(found, namespace)
+		}
+	}
+	return found
 }
 
 // clientCredentials warns of those that a rule names for what its callers show or believe.
@@ -113,12 +154,30 @@ func (c *checker) anySecret(name string, authorities bool) bool {
 }
 
 func (c *checker) serverCredential(r *config.Resource, field, name, part string) {
-	if c.anySecret(name, part == "authorities") {
+	authorities := part == "authorities"
+	if c.anySecret(name, authorities) {
+		c.credentialElsewhere(r, field, name, authorities)
 		return
 	}
 	message, remedy := "there is no Secret of this name with a certificate: the server is not served", "add a Secret with tls.crt and tls.key to the namespace of the workload that serves it"
-	if part == "authorities" {
+	if authorities {
 		message, remedy = "no Secret has the certificates of those who sign the clients': the server is not served", "add ca.crt to the Secret, or a Secret "+name+authoritySuffix
 	}
 	c.find(config.UnknownCredential, r, field, name, message, remedy)
+}
+
+// credentialElsewhere warns where the Secret is in none of the namespaces of the workloads that are known to serve it.
+func (c *checker) credentialElsewhere(r *config.Resource, field, name string, authorities bool) {
+	has := func(namespace string) bool {
+		if authorities {
+			return c.s.Authorities(namespace, strings.TrimSuffix(name, authoritySuffix)) != nil || c.s.Authorities(namespace, name) != nil
+		}
+		return c.s.Certificate(namespace, name) != nil
+	}
+	if len(c.at) == 0 || slices.ContainsFunc(c.at, has) {
+		return
+	}
+	where := strings.Join(c.at, ", ")
+	c.find(config.UnknownCredential, r, field, name, "the Secret is not in the namespace of the workload that serves it, which is "+where+": the server is not served",
+		"put the Secret into the namespace "+where)
 }

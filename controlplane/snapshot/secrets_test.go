@@ -1,0 +1,64 @@
+package snapshot
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// secretOf is a Secret with a certificate that is good between two times.
+func secretOf(t *testing.T, namespace string, from, to time.Time) *config.Resource {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: from, NotAfter: to}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &config.Resource{
+		Key:  config.Key{Kind: config.Secret, Namespace: namespace, Name: "edge"},
+		Spec: &config.SecretSpec{Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: []byte("a key")},
+	}
+}
+
+func TestCertificatesThatNobodyTakesOrFindsAreTold(t *testing.T) {
+	const hour = time.Hour
+	now := time.Now()
+	gateway := traffic("Gateway", "tls", "{selector: {istio: edge}, servers: [{port: {number: 443, name: https, protocol: HTTPS}, hosts: [a.example], tls: {mode: SIMPLE, credentialName: edge}}]}")
+	proxy := document("networking.istio.io/v1", "WorkloadEntry", "edge-1", "shop", "{address: 10.0.0.9, labels: {istio: edge}}")
+	for name, test := range map[string]struct {
+		namespace string
+		from, to  time.Time
+		want      string
+	}{
+		"good":               {"shop", now.Add(-hour), now.Add(hour), ""},
+		"ended":              {"shop", now.Add(-2 * hour), now.Add(-hour), "the certificate ended at"},
+		"not yet":            {"shop", now.Add(hour), now.Add(2 * hour), "is not good before"},
+		"in another's place": {"other", now.Add(-hour), now.Add(hour), "not in the namespace of the workload that serves it, which is shop"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newTestMesh(t, nil, gateway, proxy)
+			secret := secretOf(t, test.namespace, test.from, test.to)
+			m.store.Put(secret)
+			m.rebuild([]config.Key{secret.Key})
+			got := problems(m)
+			if test.want == "" && strings.Contains(got, "certificate") || !strings.Contains(got, test.want) {
+				t.Errorf("problems are %q, want %q", got, test.want)
+			}
+			if strings.Contains(got, "a key") {
+				t.Errorf("they tell what is in the Secret: %s", got)
+			}
+		})
+	}
+}
