@@ -90,7 +90,7 @@ func TestTelemetryAndPluginsThatCannotBeAreRefused(t *testing.T) {
 		"agent's own":    {"WasmPlugin", "url: a\nvmConfig: {env: [{name: ISTIO_META_WASM_X, value: y}]}", complaint{Error, "spec.vmConfig.env[0].name", "ISTIO_META_WASM_X", "the agent's"}},
 		"twice":          {"WasmPlugin", "url: a\nvmConfig: {env: [{name: X, value: y}, {name: X, value: z}]}", complaint{Error, "spec.vmConfig.env[1].name", "X", "given twice"}},
 		"port":           {"WasmPlugin", "url: a\nmatch: [{ports: [{number: 70000}]}]", complaint{Error, "spec.match[0].ports[0].number", "70000", "not a port"}},
-		"few threads":    {"ProxyConfig", "concurrency: -1", complaint{Error, "spec.concurrency", "-1", "negative"}},
+		"few threads":    {"ProxyConfig", "concurrency: -1", complaint{Error, "spec.concurrency", "-1", "not between 0 and"}},
 	} {
 		t.Run(name, func(t *testing.T) { check(t, wrap(c.kind, c.spec), c.want) })
 	}
