@@ -24,7 +24,7 @@ type clients struct {
 // tellApart finds out whose the stream is.
 func (r *Relay) tellApart(s *session) {
 	s.client = r.config.Proxyless || r.config.IsEnvoy != nil && !r.config.IsEnvoy(s.process)
-	s.book, s.uplink, s.keeper = r.book, r.uplink, r.keeper
+	s.book, s.uplink, s.disk, s.keeper = r.book, r.uplink, r.keeper, r.keeper.inForce()
 	if s.client { // there may be many of them, which do not all want the same
 		s.keeper = nil
 	}

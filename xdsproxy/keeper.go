@@ -35,6 +35,8 @@ type keeper struct {
 	// scratch is where resources are put together. Only the writer uses it.
 	scratch []byte
 
+	standing standing
+
 	mu     sync.Mutex
 	failed func() // what to do when keeping has failed
 	behind bool   // something was not written because of the disk's slowness
@@ -44,7 +46,7 @@ func newKeeper(store *lastgood.Store, log *slog.Logger) *keeper {
 	if store == nil {
 		return nil
 	}
-	return &keeper{store: store, log: log, todo: make(chan func(), maxKeeping)}
+	return &keeper{store: store, log: log, todo: make(chan func(), maxKeeping), standing: standing{patience: keepPatience, halted: make(chan struct{})}}
 }
 
 // run writes until the context ends, and then what is still waiting.
@@ -69,10 +71,12 @@ func (k *keeper) run(ctx context.Context) {
 
 func (k *keeper) write(do func()) {
 	before := k.store.Status().Failures
+	over := k.watch()
 	do()
 	if len(k.todo) == 0 {
 		k.store.Flush()
 	}
+	over()
 	if k.store.Status().Failures != before {
 		k.fail()
 	}
@@ -89,8 +93,14 @@ func (k *keeper) fail() {
 	}
 }
 
-// put queues something to do, unless too much has been waiting for long.
+// put queues something to do, unless too much has been waiting for long, or the disk stands still.
 func (k *keeper) put(do func()) bool {
+	halted := k.halted()
+	select {
+	case <-halted:
+		return false
+	default:
+	}
 	select {
 	case k.todo <- do:
 		return true
@@ -101,6 +111,8 @@ func (k *keeper) put(do func()) bool {
 	select {
 	case k.todo <- do:
 		return true
+	case <-halted:
+		return false
 	case <-timer.C:
 	}
 	k.mu.Lock()

@@ -86,6 +86,9 @@ func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
 		return 0
 	}
 	if !k.begun {
+		if !s.followDisk() {
+			return 0
+		}
 		s.beginKeeping()
 	}
 	keeper := s.keeper
@@ -144,7 +147,27 @@ func (s *session) loseKeeping() {
 	k := &s.keeping
 	k.lost = true
 	k.retryAfter = min(max(2*k.retryAfter, s.relay.config.LastGood.retry), maxRetryKeeping)
-	k.retry = time.AfterFunc(k.retryAfter, s.renewKeeping)
+	wait := k.retryAfter
+	if s.disk.inForce() != s.keeper {
+		wait = min(wait, soonKeeping)
+	}
+	k.retry = time.AfterFunc(wait, s.renewKeeping)
+}
+
+// followDisk goes to the keeper that is in force before writing begins. When what Envoy has is from another one, that is
+// nothing to go on from, and all is asked for anew; the caller holds the lock.
+func (s *session) followDisk() (ok bool) {
+	k := &s.keeping
+	now := s.disk.inForce()
+	if now == s.keeper {
+		return true
+	}
+	if !k.served || k.refetch {
+		s.keeper = now
+		return true
+	}
+	s.loseKeeping()
+	return false
 }
 
 // renewKeeping asks the control plane for everything again, since what was not kept can be had from nowhere else.
@@ -155,6 +178,7 @@ func (s *session) renewKeeping() {
 	if k.retry == nil {
 		return
 	}
+	s.keeper = s.disk.inForce()
 	k.begun, k.lost, k.refetch = false, false, true
 	if k.renew != nil {
 		k.renew(errRenewed)

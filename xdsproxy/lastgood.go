@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +27,7 @@ type LastGood struct {
 	Wait, Silence time.Duration
 
 	retry, patience time.Duration
+	stands          time.Duration // after which a disk is given up that does not answer
 }
 
 func (c *LastGood) setDefaults() {
@@ -35,6 +35,7 @@ func (c *LastGood) setDefaults() {
 	orDefault(&c.Silence, 3*time.Second)
 	c.retry = cmp.Or(c.retry, retryKeeping)
 	c.patience = cmp.Or(c.patience, keepPatience)
+	c.stands = cmp.Or(c.stands, keepPatience)
 }
 
 // LastGoodStatus is what is known of the last good configuration.
@@ -62,6 +63,9 @@ func (r *Relay) openLastGood() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.keeper = newKeeper(store, r.log)
+	if r.keeper != nil {
+		r.keeper.standing.patience, r.keeper.standing.spare = c.stands, r.newSpare
+	}
 }
 
 // openFirst opens the first of the directories that can be used.
@@ -94,14 +98,16 @@ func (r *Relay) runKeeper() (stop func()) {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	var writing sync.WaitGroup
-	writing.Go(func() { r.keeper.run(ctx) })
+	k, written := r.keeper, make(chan struct{})
+	go func() {
+		defer close(written)
+		k.run(ctx)
+	}()
 	return func() {
 		cancel()
-		writing.Wait()
+		k.end(written)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.keeper.store.Close()
 		r.keeper = nil
 	}
 }
@@ -114,7 +120,7 @@ func (r *Relay) lastGoodStatus() *LastGoodStatus {
 	r.mu.Unlock()
 	st := r.book.age()
 	if k != nil {
-		kept := k.store.Status()
+		kept := k.inForce().store.Status()
 		st.Kept = &kept
 	}
 	return &st
@@ -160,6 +166,10 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "pilotfish_xds_last_good_failures_total", Help: "Times that the last good configuration could not be kept.",
 		}, func() float64 { return float64(kept().Failures) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "pilotfish_xds_last_good_stalls_total",
+			Help: "Times that the disk came to a stand on which the last good configuration is kept.",
+		}, func() float64 { return float64(r.stalls()) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "pilotfish_xds_last_good_served_total", Help: "Times that an Envoy got the last good configuration, since no control plane answered.",
 		}, func() float64 { return float64(r.served.Load()) }),

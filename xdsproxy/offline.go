@@ -22,7 +22,7 @@ func (s *session) offer() (<-chan time.Time, error) {
 	s.mu.Lock()
 	k := &s.keeping
 	wanted := s.wantsLastGood()
-	id := k.id
+	id, keeper := k.id, s.keeper
 	s.mu.Unlock()
 	switch {
 	case !wanted:
@@ -33,7 +33,7 @@ func (s *session) offer() (<-chan time.Time, error) {
 		}
 		return k.timer, nil
 	}
-	snapshot := s.relay.loadLastGood(s.ctx, id)
+	snapshot := s.relay.loadLastGood(s.ctx, keeper, id)
 	s.mu.Lock()
 	k.offered = true
 	if snapshot == nil {
@@ -60,8 +60,8 @@ func (s *session) wantsLastGood() bool {
 }
 
 // loadLastGood reads what is kept, if it is of any use.
-func (r *Relay) loadLastGood(ctx context.Context, id lastgood.Identity) *lastgood.Snapshot {
-	snapshot, err := r.keeper.load(ctx, id, r.config.LastGood.patience)
+func (r *Relay) loadLastGood(ctx context.Context, k *keeper, id lastgood.Identity) *lastgood.Snapshot {
+	snapshot, err := k.load(ctx, id, r.config.LastGood.patience)
 	if err != nil {
 		r.log.Warn("the last good configuration is of no use; Envoy waits for a control plane",
 			"error", err)

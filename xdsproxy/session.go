@@ -41,6 +41,8 @@ type session struct {
 	uplink *uplink
 	// keeper keeps what Envoy accepts; nil where nothing is kept.
 	keeper *keeper
+	// disk is the keeper whose spare keeper may be; it is in force again when its disk goes on.
+	disk   *keeper
 	ctx    context.Context // ends with the stream, or when a newer one displaces it
 	cancel context.CancelCauseFunc
 	// requests come from the reader; it is closed when Envoy has nothing more to say.
