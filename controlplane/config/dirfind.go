@@ -12,10 +12,15 @@ import (
 // finding is the files and directories that are below the configured paths.
 type finding struct {
 	files []foundFile
-	dirs  []string
+	dirs  []foundDir
 	// unreadable are the paths below which nothing is known: what they last held is kept. err is the first's reason.
 	unreadable []string
 	err        error
+}
+
+type foundDir struct {
+	path string
+	info fs.FileInfo
 }
 
 type foundFile struct {
@@ -72,13 +77,18 @@ func (f *finding) walk(dir string, around []fs.FileInfo) {
 		}
 		return
 	}
-	f.dirs = append(f.dirs, dir)
+	f.dirs = append(f.dirs, foundDir{dir, around[len(around)-1]})
 	for _, entry := range entries {
 		if isEditorFile(entry.Name()) {
 			continue
 		}
 		path := filepath.Join(dir, entry.Name())
-		info, err := os.Stat(path) // follows links
+		link := entry.Type()&fs.ModeSymlink != 0
+		look := entry.Info // one look is enough where there is no link to follow
+		if link {
+			look = func() (fs.FileInfo, error) { return os.Stat(path) }
+		}
+		info, err := look()
 		switch {
 		case err != nil:
 			// Gone since, or a link to nowhere: the same as not there. A file that may not be read shows when it is.
@@ -87,7 +97,11 @@ func (f *finding) walk(dir string, around []fs.FileInfo) {
 				f.walk(path, append(slices.Clip(around), info))
 			}
 		case info.Mode().IsRegular() && isConfigFile(entry.Name()):
-			f.files = append(f.files, newFoundFile(path, info))
+			file := foundFile{path: path, info: info}
+			if link {
+				file = newFoundFile(path, info)
+			}
+			f.files = append(f.files, file)
 		}
 	}
 }

@@ -36,10 +36,14 @@ type held struct {
 // scan reads the files that changed, and puts what they say in force. touched are files to read though they look
 // unchanged. It says whether it wants to be called again soon.
 func (s *DirStore) scan(touched map[string]bool) (again bool) {
+	return s.scanOf(find(s.cfg.Paths), touched)
+}
+
+// scanOf is scan where it was just looked which files there are.
+func (s *DirStore) scanOf(found *finding, touched map[string]bool) (again bool) {
 	s.scanning.Lock()
 	defer s.scanning.Unlock()
 	now := s.cfg.Now()
-	found := find(s.cfg.Paths)
 	s.setFailing(found.err)
 	present := map[string]bool{}
 	order := make([]string, 0, len(found.files))

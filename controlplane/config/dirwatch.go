@@ -2,6 +2,8 @@ package config
 
 import (
 	"context"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,44 +17,74 @@ type follower struct {
 	store   *DirStore
 	watcher *fsnotify.Watcher
 	every   time.Duration
-	touched map[string]bool   // files that were told of since the last scan
-	linked  map[string]string // the links that are read, by the file that each leads to
-	soon    bool              // the last scan wants another one shortly
+	dirs    map[string]fs.FileInfo // that were watched when the last scan was made
+	touched map[string]bool        // files that were told of since the last scan
+	linked  map[string]string      // the links that are read, by the file that each leads to
+	soon    bool                   // the last scan wants another one shortly
 	next    <-chan time.Time
 }
 
 func (f *follower) scan() {
 	// Directories first: what changes after they are watched is told of, and what changed before is seen by the scan.
 	found := find(f.store.cfg.Paths)
-	f.watch(found.dirs)
-	f.watchLinked(found.files)
-	f.soon = f.store.scan(f.touched)
+	news := f.watch(found.dirs)
+	if f.watchLinked(found.files) || news {
+		found = find(f.store.cfg.Paths)
+	}
+	f.soon = f.store.scanOf(found, f.touched)
 	f.touched, f.next = nil, nil
 }
 
-// watch adds directories. Those that are watched already cost nothing, and one that was replaced is watched anew.
-func (f *follower) watch(dirs []string) {
+// watch adds directories. Those that are watched already cost nothing, and one that was replaced is watched anew. It says
+// whether any was not watched all the time since the last scan.
+func (f *follower) watch(dirs []foundDir) (news bool) {
+	before, watched := f.dirs, f.watched()
+	news = before == nil
+	f.dirs = make(map[string]fs.FileInfo, len(dirs))
 	for _, dir := range dirs {
-		if err := f.watcher.Add(dir); err != nil {
-			f.store.log.Debug("a directory cannot be watched; looking at it regularly", "dir", dir, "err", err)
+		if known := before[dir.path]; known == nil || !watched[dir.path] || !os.SameFile(known, dir.info) {
+			news = true
+		}
+		f.dirs[dir.path] = dir.info
+		if err := f.watcher.Add(dir.path); err != nil {
+			f.store.log.Debug("a directory cannot be watched; looking at it regularly", "dir", dir.path, "err", err)
 			f.every = min(f.every, rescanUnwatched)
+			news = true
 		}
 	}
 	for _, root := range f.store.cfg.Paths {
 		// The parent tells when a directory or file that was named is itself replaced.
-		_ = f.watcher.Add(filepath.Dir(filepath.Clean(root)))
+		parent := filepath.Dir(filepath.Clean(root))
+		news = news || !watched[parent]
+		_ = f.watcher.Add(parent)
 	}
+	return news
 }
 
-// watchLinked adds the directories of files that links lead to.
-func (f *follower) watchLinked(files []foundFile) {
+// watched are the directories that are watched. Those that were removed since are not among them.
+func (f *follower) watched() map[string]bool {
+	watched := map[string]bool{}
+	for _, dir := range f.watcher.WatchList() {
+		watched[dir] = true
+	}
+	return watched
+}
+
+// watchLinked adds the directories of files that links lead to, and says whether any was not watched.
+func (f *follower) watchLinked(files []foundFile) (news bool) {
 	f.linked = map[string]string{}
+	var watched map[string]bool
 	for _, file := range files {
 		if file.target != "" {
+			if watched == nil {
+				watched = f.watched()
+			}
+			news = news || !watched[filepath.Dir(file.target)]
 			f.linked[file.target] = file.path
 			_ = f.watcher.Add(filepath.Dir(file.target)) // else the regular look at all files finds it
 		}
 	}
+	return news
 }
 
 // timer is when to scan though nothing was told of.

@@ -27,7 +27,7 @@ func (c *connection) handleDelta(r *request) error {
 	c.mu.Unlock()
 	c.settled(sub, answer, r, accepted)
 	if p, ok := c.proxy.(Resumer); ok && fresh {
-		p.Resume(r.typeURL, mapKeys(r.initial))
+		p.Resume(r.typeURL, r.comesWith())
 	}
 	if r.typeURL == RouteType {
 		if fresh {
@@ -42,6 +42,14 @@ func (c *connection) handleDelta(r *request) error {
 		}
 	}
 	return c.answer(sub, a, fresh)
+}
+
+// comesWith are the names of what the client has, sorted.
+func (r *request) comesWith() []string {
+	if r.has != nil {
+		return r.has.names
+	}
+	return mapKeys(r.initial)
 }
 
 func (c *connection) answer(sub *subscription, a ask, fresh bool) error {

@@ -324,11 +324,10 @@ func (c *connection) retryHosts(hosts *subscription, refused *sent) error {
 // knownOf gives the virtual hosts of a route configuration that the client has, sorted.
 func (s *subscription) knownOf(route string) []string {
 	var names []string
-	for name := range s.known.all {
+	for _, name := range s.known.sorted() {
 		if routeOf(name) == route {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names)
 	return names
 }
