@@ -3,27 +3,19 @@ package mesh
 import (
 	"fmt"
 	"os"
-	"path/filepath"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// writeFile replaces a file as a whole: a reader sees the old contents or the new, and a full disk leaves the old.
+// writeFile replaces a file as a whole: a reader sees the old contents or the new, and a full disk leaves the old. It need
+// not outlast the machine: no mesh does.
 func writeFile(path string, data []byte, mode os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, withRemedy(err))
-	}
-	_, err = f.Write(data)
+	d, err := atomicfile.NewDraft(path, data, mode)
 	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = d.Keep()
+		d.Discard()
 	}
 	if err != nil {
-		_ = os.Remove(f.Name())
 		return fmt.Errorf("writing %s: %w", path, withRemedy(err))
 	}
 	return nil

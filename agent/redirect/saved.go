@@ -1,13 +1,13 @@
 package redirect
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 // saved is the part of what `show` prints and apply saves that the options are read from again.
@@ -51,31 +51,28 @@ func write(path string, text []byte) error {
 }
 
 // draft is a file that is written, and not yet in its place.
-type draft struct{ path, at string }
+type draft struct {
+	path string
+	file *atomicfile.Draft
+}
 
 // newDraft fails where the file could not be put in its place.
 func newDraft(path string, text []byte) (*draft, error) {
 	if is, err := os.Stat(path); err == nil && is.IsDir() {
 		return nil, fmt.Errorf("save %s: it is a folder: name a file", path)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // 0600
+	f, err := atomicfile.NewDraft(path, text, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("save %s: %w", path, err)
 	}
-	d := &draft{path, f.Name()}
-	_, err = f.Write(text)
-	if err := errors.Join(err, f.Close()); err != nil {
-		d.discard()
-		return nil, fmt.Errorf("save %s: %w", path, err)
-	}
-	return d, nil
+	return &draft{path, f}, nil
 }
 
 func (d *draft) keep() error {
-	if err := os.Rename(d.at, d.path); err != nil {
+	if err := d.file.Keep(); err != nil {
 		return fmt.Errorf("save %s: %w", d.path, err)
 	}
 	return nil
 }
 
-func (d *draft) discard() { _ = os.Remove(d.at) }
+func (d *draft) discard() { d.file.Discard() }

@@ -90,6 +90,18 @@ func (d *disk) rename(from, to string) error {
 	return d.syncDir(filepath.Dir(to))
 }
 
+// behindLink is the file that a link leads to, which is to be written in place of the link: whoever made the link looks at
+// what is behind it.
+func behindLink(path string) string {
+	if info, err := os.Lstat(path); err != nil || info.Mode()&fs.ModeSymlink == 0 {
+		return path
+	}
+	if to, err := filepath.EvalSymlinks(path); err == nil {
+		return to
+	}
+	return path
+}
+
 // remove takes a file away that may be gone already.
 func (d *disk) remove(path string) error {
 	if err := d.step("remove", path); err != nil {

@@ -112,7 +112,7 @@ func (in *Installer) sweep() error {
 	}
 	if all, _, err := networks(in.config.ConfDir); err == nil {
 		for _, n := range all {
-			dirs = append(dirs, filepath.Join(in.config.ConfDir, n.name()))
+			dirs = append(dirs, filepath.Join(in.config.ConfDir, n.name()), filepath.Dir(behindLink(n.path)))
 		}
 	}
 	for _, dir := range dirs {
@@ -315,7 +315,7 @@ func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.Fi
 	if err := in.remember(path, was, text); err != nil {
 		return err
 	}
-	_, err = done.write(path, text, mode)
+	_, err = done.write(behindLink(path), text, mode)
 	return err
 }
 

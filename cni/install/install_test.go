@@ -383,3 +383,39 @@ func FuzzNetwork(f *testing.F) {
 		}
 	})
 }
+
+func TestAConfigurationBehindALinkIsChangedThere(t *testing.T) {
+	n := newNode(t, "", "")
+	n.write("elsewhere/podnet.json", bridgeList)
+	link := n.path("net.d/10-podnet.conflist")
+	if err := os.Symlink("../elsewhere/podnet.json", link); err != nil {
+		t.Fatal(err)
+	}
+	in := n.installer()
+	if _, err := in.Install(); err != nil {
+		t.Fatal(err)
+	}
+	isLink := func() {
+		t.Helper()
+		if to, err := os.Readlink(link); err != nil || to != "../elsewhere/podnet.json" {
+			t.Errorf("the link leads to %q: %v", to, err)
+		}
+	}
+	isLink()
+	if text, err := os.ReadFile(n.path("elsewhere/podnet.json")); err != nil || !strings.Contains(string(text), PluginType) || !n.installed() {
+		t.Errorf("behind it is %s, %v", text, err)
+	}
+	if changed, err := in.Install(); changed || err != nil {
+		t.Errorf("a second time it changes: %v, %v", changed, err)
+	}
+	if err := in.Uninstall(); err != nil {
+		t.Fatal(err)
+	}
+	isLink()
+	if text, err := os.ReadFile(n.path("elsewhere/podnet.json")); err != nil || string(text) != bridgeList {
+		t.Errorf("afterwards it is %s, %v", text, err)
+	}
+	if left, _ := filepath.Glob(n.path("elsewhere/.*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}

@@ -62,7 +62,7 @@ func (in *Installer) restore(log *undoLog, e undoEntry) error {
 	}
 	ours := log.wrote(in.config.ConfDir, path, now)
 	if ours && e.Was != nil {
-		return in.disk.write(path, e.Was, fs.FileMode(e.Mode))
+		return in.disk.write(behindLink(path), e.Was, fs.FileMode(e.Mode))
 	}
 	if ours {
 		if err := in.disk.remove(path); err != nil {
@@ -117,7 +117,7 @@ func (in *Installer) takeOutOf(n *network) error {
 	if err != nil {
 		return err
 	}
-	return in.disk.write(n.path, text, modeOf(n.path))
+	return in.disk.write(behindLink(n.path), text, modeOf(n.path))
 }
 
 // bury removes the binary, or leaves the tombstone.
