@@ -83,7 +83,7 @@ func (r *running) stop() {
 
 func (r *running) waitReady() {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := r.WaitReady(ctx); err != nil {
 		r.dump()
@@ -132,7 +132,7 @@ func (r *running) instance(name string) InstanceStatus {
 
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !is() {
 		if time.Now().After(deadline) {
 			t.Fatalf("not seen in time: %s", what)
@@ -378,7 +378,7 @@ func TestAWorkloadThatIsNotReadyGetsNoTraffic(t *testing.T) {
 }
 
 func TestAWorkloadThatTakesTooLongIsTold(t *testing.T) {
-	for remedy, network := range map[string]Network{"bind ${APP_ADDRESS}": Loopback{}, "listen on 0.0.0.0, all addresses of IPv4": Captured{}} {
+	for remedy, network := range map[string]Network{"bind ${APP_ADDRESS}": Loopback{}, "listen on this port, at any address": Captured{}} {
 		t.Run(fmt.Sprintf("%T", network), func(t *testing.T) {
 			if _, captured := network.(Captured); captured {
 				needNamespaces(t)
