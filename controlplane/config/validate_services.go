@@ -96,7 +96,13 @@ func (s scope) resolution(se *networking.ServiceEntry) {
 	case networking.ServiceEntry_DNS, networking.ServiceEntry_DNS_ROUND_ROBIN:
 		s.resolvable(se)
 	case networking.ServiceEntry_DYNAMIC_DNS:
-		s.field("resolution").warn(resolution, "is not supported in this version: callers reach what they resolve themselves", "name each host, and set resolution: DNS")
+		for i, p := range se.GetPorts() {
+			switch strings.ToUpper(p.GetProtocol()) {
+			case "HTTP", "HTTP2", "GRPC", "GRPC-WEB":
+			default:
+				s.item("ports", i).field("protocol").warn(p.GetProtocol(), "only requests name their host: callers reach what they resolve themselves", "name each host, and set resolution: DNS")
+			}
+		}
 	}
 	if resolution == networking.ServiceEntry_DNS_ROUND_ROBIN && len(se.GetEndpoints()) > 1 {
 		s.field("endpoints").refuse("", "resolution DNS_ROUND_ROBIN takes one endpoint", "keep one, or set resolution: DNS")

@@ -77,7 +77,9 @@ type Service struct {
 	Aliases   []string     `json:"aliases,omitempty"`
 	Addresses []netip.Addr `json:"addresses,omitempty"` // virtual addresses; empty when it has none
 	// Virtual is the address that its name leads to, where it was given one; it may have had to take the next.
-	Virtual    netip.Addr `json:"-"`
+	Virtual netip.Addr `json:"-"`
+	// ByName: requests go to the host that they name, which proxies look up, and not to the address that the caller chose.
+	ByName     bool       `json:"byName,omitempty"`
 	Ports      []Port     `json:"ports,omitempty"`
 	Resolution Resolution `json:"resolution"`
 	// Kubernetes says that it came from a Kubernetes Service, so that short names apply.

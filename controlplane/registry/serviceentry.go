@@ -13,7 +13,7 @@ var resolutions = map[networking.ServiceEntry_Resolution]Resolution{
 	networking.ServiceEntry_STATIC:          Static,
 	networking.ServiceEntry_DNS:             DNS,
 	networking.ServiceEntry_DNS_ROUND_ROBIN: DNSRoundRobin,
-	// A name that is resolved for each request needs a proxy that does so; the nearest there is, is the caller's choice.
+	// Requests name their host (see Service.ByName); of a connection nothing but the caller's choice is known.
 	networking.ServiceEntry_DYNAMIC_DNS: Passthrough,
 }
 
@@ -36,6 +36,7 @@ func (s *source) readServiceEntry() {
 			Hostname: host, Name: s.resource.Name, Namespace: s.resource.Namespace,
 			Addresses: addresses, Ports: ports,
 			Resolution:      resolutions[entry.GetResolution()],
+			ByName:          entry.GetResolution() == networking.ServiceEntry_DYNAMIC_DNS,
 			External:        entry.GetLocation() == networking.ServiceEntry_MESH_EXTERNAL,
 			Selector:        orNil(entry.GetWorkloadSelector().GetLabels()),
 			ExportTo:        entry.GetExportTo(),

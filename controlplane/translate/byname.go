@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"slices"
 	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -48,4 +49,13 @@ func (p *Proxy) forwardByNameFilter() *hcmv3.HttpFilter {
 	return httpFilter("envoy.filters.http.dynamic_forward_proxy", &dfpv3.FilterConfig{
 		ImplementationSpecifier: &dfpv3.FilterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache(p.dnsFamily(registry.Passthrough))},
 	})
+}
+
+// anyByName says whether requests of a captured workload may go to the host that they name.
+func (v view) anyByName() bool {
+	if !v.told.byNameKnown {
+		v.told.byName = slices.ContainsFunc(v.scope.Services, func(svc *registry.Service) bool { return svc.ByName })
+		v.told.byNameKnown = true
+	}
+	return v.told.byName
 }

@@ -154,7 +154,8 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 	case registry.DNS, registry.DNSRoundRobin:
 		c.instances, c.family = instances, p.dnsFamily(svc.Resolution)
 	case registry.Passthrough:
-		c.byAddress = p.Interception == Redirect && p.Type == Sidecar
+		declared, _ := svc.Port(port)
+		c.byAddress = p.Interception == Redirect && p.Type == Sidecar && !(svc.ByName && declared.Protocol.IsHTTP())
 		c.family = p.dnsFamily(svc.Resolution)
 	case registry.Static:
 		// Bytes go to the very workload that the caller chose; requests are balanced, as rules for their hosts have it.

@@ -207,8 +207,10 @@ func plainTwin(chain *listenerv3.FilterChain) *listenerv3.FilterChain {
 }
 
 func (v view) requestChain(g *gate, name string, mixed, names bool) *listenerv3.FilterChain {
+	requests := g.requests
+	requests.byName = v.anyByName()
 	chain := &listenerv3.FilterChain{Name: name, Filters: []*listenerv3.Filter{v.hcmFilter(hcm{
-		traffic: g.requests, statPrefix: "outbound_" + listenerName(g.at), rds: g.routes,
+		traffic: requests, statPrefix: "outbound_" + listenerName(g.at), rds: g.routes,
 	})}}
 	if mixed {
 		chain.Name += "_http"

@@ -15,6 +15,8 @@ type telling struct {
 
 	plugins      []snapshot.Plugin
 	pluginsKnown bool
+
+	byName, byNameKnown bool
 }
 
 // chain is what logs of a filter chain depend on: its traffic, and whether that is requests or connections.
