@@ -46,8 +46,9 @@ func (s scope) server(server *networking.Server) {
 		return
 	}
 	s.field("port").field("number").port(port.GetNumber())
-	if port.GetTargetPort() != 0 { //lint:ignore SA1019 the field is deprecated, and documents have it
-		s.field("port").field("targetPort").port(port.GetTargetPort())
+	//lint:ignore SA1019 the field is deprecated, and documents have it
+	if target := port.GetTargetPort(); target != 0 {
+		s.field("port").field("targetPort").port(target)
 	}
 	if port.GetName() == "" {
 		s.field("port").field("name").refuse("", "the port has no name", "give it one that no other server of the Gateway has")
