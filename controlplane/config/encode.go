@@ -50,6 +50,9 @@ func encodeService(s *ServiceSpec) map[string]any {
 	}
 	spec := map[string]any{"type": s.Type, "ports": ports}
 	setText(spec, "clusterIP", s.ClusterIP)
+	if len(s.ClusterIPs) > 0 {
+		spec["clusterIPs"] = s.ClusterIPs
+	}
 	setText(spec, "externalName", s.ExternalName)
 	if len(s.Selector) > 0 {
 		spec["selector"] = s.Selector

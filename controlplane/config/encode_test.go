@@ -53,6 +53,7 @@ func TestKeptDocumentsAreReadAsTheyWere(t *testing.T) {
 		wrap("Sidecar", "{ingress: [{port: {number: 80, protocol: HTTP, name: a}, defaultEndpoint: 127.0.0.1:80, captureMode: NONE}], egress: [{hosts: [./*]}]}"),
 		"apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {ca.crt: \"" + strings.ReplaceAll(someCertificate(t), "\n", "\\n") + "\"}",
 		wrap("Service", "{ports: [{port: 80, targetPort: http}], clusterIP: None}"),
+		wrap("Service", `{ports: [{port: 80}], clusterIP: 10.96.0.7, clusterIPs: [10.96.0.7, "fd00::7"]}`),
 	} {
 		resources, problems := Parse("f", []byte(text))
 		if len(resources) != 1 {

@@ -81,11 +81,27 @@ func (d *document) readClusterIPs(n *yaml.Node, path string, spec *ServiceSpec) 
 	if !d.isList(n, path) {
 		return
 	}
+	var all []string
 	for i, item := range n.Content {
-		ip, _ := d.text(resolve(item), fmt.Sprintf("%s[%d]", path, i))
-		if i == 0 && spec.ClusterIP == "" {
-			spec.ClusterIP = ip
+		at := fmt.Sprintf("%s[%d]", path, i)
+		item = resolve(item)
+		ip, ok := d.text(item, at)
+		if ok && ip != "None" {
+			d.checkClusterIP(d.at(item), at, ip)
 		}
+		all = append(all, ip)
+	}
+	if len(all) > 0 && spec.ClusterIP == "" {
+		spec.ClusterIP = all[0]
+	}
+	if len(all) > 1 {
+		spec.ClusterIPs = all
+	}
+}
+
+func (d *document) checkClusterIP(at Position, path, ip string) {
+	if _, err := netip.ParseAddr(ip); err != nil {
+		d.refuseAt(at, path, ip, "not an IP address", "give an address, None for a headless Service, or nothing")
 	}
 }
 
@@ -152,9 +168,7 @@ func (d *document) checkService(spec *ServiceSpec) {
 		d.refuseAt(d.place("spec.ports"), "spec.ports", "", "a Service needs ports", "list the ports that callers use")
 	}
 	if ip := spec.ClusterIP; ip != "" && ip != "None" {
-		if _, err := netip.ParseAddr(ip); err != nil {
-			d.refuseAt(d.place("spec.clusterIP"), "spec.clusterIP", ip, "not an IP address", "give an address, None for a headless Service, or nothing")
-		}
+		d.checkClusterIP(d.place("spec.clusterIP"), "spec.clusterIP", ip)
 	}
 	d.checkLabels(spec.Selector, "spec.selector")
 	d.checkServicePorts(spec.Ports)

@@ -157,7 +157,7 @@ func TestServiceIsReadAsKubernetesDoes(t *testing.T) {
 		t.Error(errs)
 	}
 	want := &ServiceSpec{
-		Type: "ClusterIP", ClusterIP: "10.96.14.7", Selector: map[string]string{"app": "stars"},
+		Type: "ClusterIP", ClusterIP: "10.96.14.7", ClusterIPs: []string{"10.96.14.7", "fd00::e07"}, Selector: map[string]string{"app": "stars"},
 		Ports: []ServicePort{
 			{Name: "http-web", Protocol: "TCP", AppProtocol: "http", Port: 80, TargetPort: 9080},
 			{Name: "metrics", Protocol: "TCP", Port: 9100, TargetPortName: "prom"},

@@ -190,6 +190,7 @@ func TestProblemsInDocumentsAreNamed(t *testing.T) {
 		"nameless ports":                 {"Service", "ports: [{port: 80}, {port: 81, name: b}]", complaint{Error, "spec.ports[0].name", "", "each needs a name"}},
 		"ports of one name":              {"Service", "ports: [{port: 80, name: a}, {port: 81, name: a}]", complaint{Error, "spec.ports[1].name", "a", "ports 0 and 1"}},
 		"target port in quotes":          {"Service", "ports: [{port: 80, targetPort: '8080'}]", complaint{Error, "spec.ports[0].targetPort", "8080", "without quotes"}},
+		"addresses of a Service":         {"Service", "clusterIPs: [10.0.0.1, nowhere]\nports: [{port: 80}]", complaint{Error, "spec.clusterIPs[1]", "nowhere", "give an address"}},
 		"address of a Service":           {"Service", "clusterIP: none\nports: [{port: 80}]", complaint{Error, "spec.clusterIP", "none", "None for a headless"}},
 		"no external name":               {"Service", "type: ExternalName", complaint{Error, "spec.externalName", "", "DNS name"}},
 		"session affinity":               {"Service", "sessionAffinity: ClientIP\nports: [{port: 80}]", complaint{Warning, "spec.sessionAffinity", "ClientIP", "no effect"}},

@@ -7,8 +7,10 @@ import (
 // ServiceSpec is what the control plane reads of a Kubernetes Service's spec.
 type ServiceSpec struct {
 	// Type is ClusterIP when the document has none.
-	Type         string
-	ClusterIP    string // "None" for a headless service, empty if not given
+	Type      string
+	ClusterIP string // "None" for a headless service, empty if not given
+	// ClusterIPs are all addresses of a service that has several, of both families.
+	ClusterIPs   []string
 	ExternalName string
 	Selector     map[string]string
 	Ports        []ServicePort

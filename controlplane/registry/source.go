@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
@@ -85,8 +86,10 @@ func (s *source) readService(opts Options) {
 		ExportTo:   splitList(s.resource.Annotations[exportToAnnotation]),
 		Source:     s.resource.Key,
 	}
-	if ip, err := netip.ParseAddr(spec.ClusterIP); err == nil {
-		service.Addresses = []netip.Addr{ip}
+	for _, text := range append([]string{spec.ClusterIP}, spec.ClusterIPs...) {
+		if ip, err := netip.ParseAddr(text); err == nil && !slices.Contains(service.Addresses, ip) {
+			service.Addresses = append(service.Addresses, ip)
+		}
 	}
 	for i, p := range spec.Ports {
 		s.addServicePort(service, p, i)

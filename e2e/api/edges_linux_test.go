@@ -76,7 +76,7 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST}
 spec: {host: nine.example, trafficPolicy: {tls: {mode: ISTIO_MUTUAL, sni: nine.example}}}
-`, check: func(w *world, _ string) error {
+`, told: "speaks the mesh's mutual TLS", check: func(w *world, _ string) error {
 			got, err := w.expect(200, "client", "http://nine.example/")
 			if err != nil || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/gateway") {
 				return fmt.Errorf("%s %w", toJSON(got), err)
@@ -100,7 +100,7 @@ metadata: {name: $HOST}
 spec:
   host: $HOST.far.example
   trafficPolicy: {tls: {mode: ISTIO_MUTUAL, sni: outbound_.80_._.$HOST.default.svc.cluster.local, subjectAltNames: ["spiffe://cluster.local/ns/default/sa/server"]}}
-`, check: func(w *world, host string) error {
+`, told: "speaks the mesh's mutual TLS", check: func(w *world, host string) error {
 			got, err := w.expect(200, "client", "http://"+host+".far.example/")
 			return is(err == nil && got.Server != "" && strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client"), "%s %v", toJSON(got), err)
 		}},
@@ -161,6 +161,29 @@ spec:
 				}
 			}
 			return nil
+		}},
+		{name: "envoyfilter at the gateway alone", ports: []string{"http"}, docs: edgeDocs(`{port: {number: 8094, name: http, protocol: HTTP}, hosts: [$HOST.example]}`, toHost) + `
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: $HOST, namespace: istio-system}
+spec:
+  configPatches:
+  - applyTo: VIRTUAL_HOST
+    match: {context: GATEWAY, routeConfiguration: {name: http.8094}}
+    patch: {operation: MERGE, value: {response_headers_to_add: [{header: {key: x-edge, value: "yes"}}]}}
+  - applyTo: NETWORK_FILTER
+    match: {context: GATEWAY, listener: {portNumber: 8094, filterChain: {filter: {name: envoy.filters.network.http_connection_manager}}}}
+    patch:
+      operation: MERGE
+      value: {typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager, server_name: patched}}
+`, check: func(w *world, host string) error {
+			got, err := w.atEdge(8094, host+".example")
+			if err != nil || got.Header.Get("X-Edge") != "yes" || got.Header.Get("Server") != "patched" {
+				return fmt.Errorf("%s %w", toJSON(got), err)
+			}
+			got, err = w.expect(200, "client", "http://"+host+"/")
+			return is(err == nil && got.Header.Get("X-Edge") == "", "at a sidecar: %s %v", toJSON(got), err)
 		}},
 	})
 }

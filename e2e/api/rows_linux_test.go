@@ -83,7 +83,7 @@ func (r row) run(t *testing.T, w *world) {
 	}
 	host := strings.Trim(notName.ReplaceAllString(strings.ToLower(r.name), "-"), "-")
 	file := filepath.Join(w.dir, "istio", host+".yaml")
-	docs := serviceOf(host, "server", r.ports...) + "\n---\n" + w.fillIn(strings.ReplaceAll(r.docs, "$HOST", host))
+	docs := serviceOf(host, "server", r.ports...) + "\n---\n" + w.fillIn(strings.ReplaceAll(r.docs+questionable, "$HOST", host))
 	w.write(t, file, docs)
 	w.promise(host, w.fillIn(strings.ReplaceAll(r.later, "$HOST", host)))
 	defer func() {
@@ -112,10 +112,22 @@ func (r row) run(t *testing.T, w *world) {
 	}
 }
 
+// questionable is a document that something is always told of: when that is known, so is what there is to tell of the others.
+const questionable = `
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: $HOST-questionable}
+spec: {hosts: [$HOST.questionable.example], gateways: [$HOST-questionable], http: [{directResponse: {status: 200}}]}
+`
+
 // problems compares what the control plane tells of the row's documents with what it is to tell.
 func (r row) problems(w *world, file string) error {
-	told := w.problemsOf(file)
+	all := w.problemsOf(file)
+	told := slices.DeleteFunc(slices.Clone(all), func(p string) bool { return strings.Contains(p, "-questionable: ") })
 	switch {
+	case len(told) == len(all):
+		return errors.New("the documents have not been looked at yet")
 	case r.told == "" && len(told) > 0:
 		return fmt.Errorf("the documents have problems: %s", strings.Join(told, "\n"))
 	case r.told != "" && !strings.Contains(strings.Join(told, "\n"), r.told):

@@ -155,9 +155,6 @@ spec:
 				if err != nil || got.Server == "" || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client") {
 					return fmt.Errorf("%s: %s %w", address, toJSON(got), err)
 				}
-				if address[0] == '[' {
-					continue
-				}
 				if heard, err := w.say("client", address+":9000", "hello", 1); err != nil || !strings.HasSuffix(heard[0], "heard hello") {
 					return fmt.Errorf("%s: %q %w", address, heard, err)
 				}
