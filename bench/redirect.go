@@ -14,9 +14,13 @@ import (
 	"time"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
+	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
 )
 
@@ -69,9 +73,12 @@ func (b *bench) redirection(ctx context.Context) error {
 	return nil
 }
 
+// floorName is of what the kernel alone takes: one datagram that was made before, and its answer.
+const floorName = "apply: the kernel's part of netlink"
+
 const restoreName = "apply: iptables-restore, both families"
 
-var redirectOrder = []string{"apply: netlink", "apply again: netlink", "verify (read and compare): netlink", "clean: netlink",
+var redirectOrder = []string{floorName, "apply: netlink", "apply again: netlink", "verify (read and compare): netlink", "clean: netlink",
 	restoreName, "clean: iptables-restore, both families", "apply: one iptables a rule",
 	"apply: the command", "clean: the command", "the command's help"}
 
@@ -104,6 +111,7 @@ func (b *bench) redirectRound(ctx context.Context, rules *iptables.RuleSet, time
 		return f(ns)
 	}
 	err := errors.Join(
+		inFresh(func(ns netns.NsHandle) error { return floorRound(ns, rules, took) }),
 		inFresh(func(ns netns.NsHandle) error { return netlinkRound(ctx, ns, rules, took) }),
 		inFresh(func(ns netns.NsHandle) error { return b.restoreRound(ctx, ns, rules, took) }),
 		inFresh(func(ns netns.NsHandle) error { return b.commandRound(ctx, ns, took) }))
@@ -116,6 +124,32 @@ func (b *bench) redirectRound(ctx context.Context, rules *iptables.RuleSet, time
 }
 
 type measure func(name string, f func() error) error
+
+func floorRound(ns netns.NsHandle, rules *iptables.RuleSet, took measure) error {
+	datagram, err := nft.Transaction(rules)
+	if err != nil {
+		return err
+	}
+	var s *kernel.Socket
+	err = namespace.Do(int(ns), func() (err error) {
+		s, err = kernel.Dial(unix.NETLINK_NETFILTER, time.Now().Add(time.Minute))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	return took(floorName, func() error {
+		if err := s.Send(datagram); err != nil {
+			return err
+		}
+		replies, err := s.Receive()
+		if err == nil && (len(replies) != 1 || replies[0].Errno() != 0) {
+			err = fmt.Errorf("%+v", replies)
+		}
+		return err
+	})
+}
 
 func netlinkRound(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSet, took measure) error {
 	back, err := backends.New(backends.Config{NetNS: int(ns), Choice: backends.Auto})

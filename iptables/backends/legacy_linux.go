@@ -52,7 +52,7 @@ func hasLegacyRules(netns int, prefixes ...string) (found bool, err error) {
 }
 
 func listed(file string) ([]string, error) {
-	data, err := os.ReadFile("/proc/thread-self/net/" + file)
+	data, err := content("/proc/thread-self/net/" + file)
 	// The kernel has no such flavour, or not yet; or the namespace is of a user namespace that had no users when both were
 	// made (unshare --user --net), and then the list is for the machine's root alone.
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
@@ -66,6 +66,28 @@ func listed(file string) ([]string, error) {
 		names = append(names, string(name))
 	}
 	return names, nil
+}
+
+// content reads a small file of /proc. With os it would be registered for polling first.
+func content(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	data := make([]byte, 4096)
+	for size := 0; ; {
+		n, err := unix.Read(fd, data[size:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return nil, err
+		case n == 0 || size+n == len(data):
+			return data[:size+n], nil
+		default:
+			size += n
+		}
+	}
 }
 
 func containsAny(data []byte, prefixes []string) bool {

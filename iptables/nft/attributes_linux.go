@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"strings"
 
@@ -11,11 +12,17 @@ import (
 
 // Netlink attributes are in the order of bytes of the machine, nftables' numbers in them are big-endian.
 
-func attribute(kind uint16, data []byte) []byte {
-	out := make([]byte, 4, 4+len(data)+3)
-	binary.NativeEndian.PutUint16(out, uint16(4+len(data)))
+func attribute(kind uint16, parts ...[]byte) []byte {
+	size := 4
+	for _, p := range parts {
+		size += len(p)
+	}
+	out := make([]byte, 4, (size+3)&^3)
+	binary.NativeEndian.PutUint16(out, uint16(size))
 	binary.NativeEndian.PutUint16(out[2:], kind)
-	out = append(out, data...)
+	for _, p := range parts {
+		out = append(out, p...)
+	}
 	for len(out)%4 != 0 {
 		out = append(out, 0)
 	}
@@ -23,7 +30,7 @@ func attribute(kind uint16, data []byte) []byte {
 }
 
 func nested(kind uint16, parts ...[]byte) []byte {
-	return attribute(kind|unix.NLA_F_NESTED, concat(parts...))
+	return attribute(kind|unix.NLA_F_NESTED, parts...)
 }
 
 func text(kind uint16, s string) []byte { return attribute(kind, append([]byte(s), 0)) }
@@ -33,11 +40,7 @@ func number(kind uint16, n uint32) []byte {
 }
 
 func concat(parts ...[]byte) []byte {
-	var out []byte
-	for _, p := range parts {
-		out = append(out, p...)
-	}
-	return out
+	return bytes.Join(parts, nil)
 }
 
 // attributes are the top level of a message or of a nested attribute, read.

@@ -104,9 +104,12 @@ func (c *conn) commit(generation uint32, batch []message) error {
 }
 
 // transaction is the datagram of a batch, whose messages are numbered. Its last one is acknowledged, as that tells that
-// all is done.
+// all is done. Generation 0 is any: there is no such one.
 func transaction(first, generation uint32, batch []message) []byte {
-	genid := attribute(unix.NFNL_BATCH_GENID, binary.BigEndian.AppendUint32(nil, generation))
+	var genid []byte
+	if generation != 0 {
+		genid = attribute(unix.NFNL_BATCH_GENID, binary.BigEndian.AppendUint32(nil, generation))
+	}
 	whole := header(unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	size := 128
 	for _, m := range batch {

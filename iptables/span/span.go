@@ -40,6 +40,9 @@ func Join(spans []Span) []Span {
 
 // Prefixes gives the shortest sorted list of prefixes that covers what a list covers; nil for none.
 func Prefixes(list []netip.Prefix) []netip.Prefix {
+	if len(list) == 1 {
+		return []netip.Prefix{list[0].Masked()}
+	}
 	var out []netip.Prefix
 	for _, s := range Of(list) {
 		out = append(out, s.Prefixes()...)
@@ -76,8 +79,12 @@ func widest(from, to netip.Addr) netip.Prefix {
 // last is the highest address of a prefix.
 func last(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
+	at := p.Bits() / 8
+	if at < len(b) {
+		b[at] |= 0xff >> (p.Bits() % 8)
+	}
+	for i := at + 1; i < len(b); i++ {
+		b[i] = 0xff
 	}
 	a, _ := netip.AddrFromSlice(b)
 	return a
