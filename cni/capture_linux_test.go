@@ -93,21 +93,25 @@ func envoyAt(t testing.TB, ns *testns.Namespace, ports ...int) {
 	}
 }
 
-// reach connects from within a namespace, as a user, and gives what answered there.
-func reach(ns *testns.Namespace, uid int, address string) string {
+// reach connects from within a namespace, as a user, and gives what answered there. It waits long for what should.
+func reach(ns *testns.Namespace, uid int, address, want string) string {
+	patience := 300 * time.Millisecond
+	if want != "nothing" {
+		patience = 20 * time.Second
+	}
 	answer := "nothing"
 	_ = ns.Within(func() error {
 		// Rules ask who made the socket; the thread, which is thrown away, makes it as that user.
 		if err := errors.Join(unix.Setfsgid(uid), unix.Setfsuid(uid)); err != nil {
 			return err
 		}
-		d := net.Dialer{Timeout: 300 * time.Millisecond}
+		d := net.Dialer{Timeout: patience}
 		c, err := d.DialContext(context.Background(), "tcp", address)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = c.Close() }()
-		_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
 		b := make([]byte, 16)
 		n, _ := c.Read(b)
 		answer = string(b[:n])
@@ -121,7 +125,7 @@ func TestCapturedPodsTrafficGoesIntoItsProxy(t *testing.T) {
 	h := newHost(t).withAgent(pod)
 	ns := podNetwork(t, "10.9.0.5/24")
 	envoyAt(t, ns, 15001, 16001)
-	if got := reach(ns, 1000, "10.200.0.1:80"); got != "nothing" {
+	if got := reach(ns, 1000, "10.200.0.1:80", "nothing"); got != "nothing" {
 		t.Fatalf("before ADD a connection reached %s", got)
 	}
 	runtime, rt := h.libcni(), runtimeConf(pod, ns)
@@ -133,10 +137,10 @@ func TestCapturedPodsTrafficGoesIntoItsProxy(t *testing.T) {
 		}
 	}
 	add()
-	if got := reach(ns, 1000, "10.200.0.1:80"); got != "15001" {
+	if got := reach(ns, 1000, "10.200.0.1:80", "15001"); got != "15001" {
 		t.Errorf("an application's connection reached %s, want the proxy", got)
 	}
-	if got := reach(ns, 1337, "10.200.0.1:80"); got != "nothing" {
+	if got := reach(ns, 1337, "10.200.0.1:80", "nothing"); got != "nothing" {
 		t.Errorf("the proxy's own connection reached %s", got)
 	}
 	if last := h.agent.last(); last.Outcome != agentapi.Captured || last.Source != "agent" {
@@ -144,7 +148,7 @@ func TestCapturedPodsTrafficGoesIntoItsProxy(t *testing.T) {
 	}
 	h.extra["proxy_listen_port"] = 16001
 	add()
-	if got := reach(ns, 1000, "10.200.0.1:80"); got != "16001" {
+	if got := reach(ns, 1000, "10.200.0.1:80", "16001"); got != "16001" {
 		t.Errorf("with another port of the mesh a connection reached %s", got)
 	}
 	if err := runtime.CheckNetworkList(t.Context(), h.list("1.1.0"), rt); err != nil {
@@ -153,7 +157,7 @@ func TestCapturedPodsTrafficGoesIntoItsProxy(t *testing.T) {
 	if err := runtime.DelNetworkList(t.Context(), h.list("1.1.0"), rt); err != nil {
 		t.Errorf("DEL: %v", err)
 	}
-	if got := reach(ns, 1000, "10.200.0.1:80"); got != "16001" {
+	if got := reach(ns, 1000, "10.200.0.1:80", "16001"); got != "16001" {
 		t.Errorf("after DEL, what still runs reached %s: it is no longer captured", got)
 	}
 }
@@ -221,7 +225,7 @@ func TestPodWithAUserNamespaceIsCaptured(t *testing.T) {
 	}
 	envoyAt(t, pods, 15001)
 	for uid, want := range map[int]string{100000 + 1000: "15001", 100000 + 1337: "nothing", 1337: "15001"} { // as the node counts users
-		if got := reach(pods, uid, "10.200.0.1:80"); got != want {
+		if got := reach(pods, uid, "10.200.0.1:80", want); got != want {
 			t.Errorf("user %d of the node reached %s, want %s", uid, got, want)
 		}
 	}
@@ -242,10 +246,10 @@ func TestNodesIPTablesAreUsedWhereTheyAreForced(t *testing.T) {
 				t.Errorf("%q: %s: %s", force, command, answer.out)
 			}
 		}
-		if got := reach(ns, 1000, "10.200.0.1:80"); got != "15001" {
+		if got := reach(ns, 1000, "10.200.0.1:80", "15001"); got != "15001" {
 			t.Errorf("%q: an application's connection reached %s, want the proxy", force, got)
 		}
-		if got := reach(ns, 1337, "10.200.0.1:80"); got != "nothing" {
+		if got := reach(ns, 1337, "10.200.0.1:80", "nothing"); got != "nothing" {
 			t.Errorf("%q: the proxy's own connection reached %s", force, got)
 		}
 		if byNFTables := inForce(t, ns) != nil; byNFTables != (force == "") {

@@ -81,6 +81,50 @@ func (h *host) killedAt(pod *agentapi.Pod, step int, whole *iptables.RuleSet) bo
 	return true
 }
 
+// What routing has of an ADD that was killed before there were rules ends with the pod, and not only with its namespace.
+func TestDELTakesAwayTheRoutingOfAKilledADD(t *testing.T) {
+	pod := meshPod("web")
+	pod.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = "TPROXY"
+	h := newHost(t).withAgent(pod)
+	healed := 0
+	for step := 1; ; step++ {
+		ns := podNetwork(t, "10.9.0.5/24")
+		if answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0"), fmt.Sprintf("%s=%d", crashAt, step)); answer.err == nil {
+			break
+		}
+		before, rules := strange(t, ns), inForce(t, ns)
+		if answer := h.call("DEL", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil {
+			t.Fatalf("killed at step %d: DEL: %s", step, answer.out)
+		}
+		if after := strange(t, ns); len(after) > 0 {
+			t.Errorf("killed at step %d, and after DEL there is %q", step, after)
+		}
+		if got := inForce(t, ns); !reflect.DeepEqual(got, rules) {
+			t.Errorf("killed at step %d: DEL made %+v of the rules %+v", step, got, rules)
+		}
+		if len(before) > 0 {
+			healed++
+		}
+	}
+	if healed == 0 {
+		t.Error("no ADD that was killed left routing without rules")
+	}
+}
+
+// strange is what a namespace has of ours that is not a whole rule set.
+func strange(t testing.TB, ns *testns.Namespace) []string {
+	t.Helper()
+	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := b.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.Strange
+}
+
 func TestThousandPodsFiftyAtATimeLeaveNothingBehind(t *testing.T) {
 	const pods, atATime = 1000, 50
 	h := newHost(t).withAgent(meshPod("web"))

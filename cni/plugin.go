@@ -176,8 +176,17 @@ func (c *call) tell(ctx context.Context, took time.Duration, err error) {
 
 // del leaves the rules in force: they end with the namespace. Until then whatever still runs in it stays captured, and an
 // end of one of several networks of a pod takes nothing from the others.
-func (p *Plugin) del(_ context.Context, c *call) error {
+func (p *Plugin) del(ctx context.Context, c *call) error {
 	c.result.Outcome = agentapi.Removed
+	netns, err := openNetNS(c.skel.Netns)
+	if err != nil {
+		return nil // it is gone, and all that was in it
+	}
+	defer func() { _ = netns.Close() }()
+	// The rules stay as long as the namespace does: its processes may not have ended yet.
+	if err := p.redirector.heal(ctx, netns); err != nil {
+		c.Debug("the sandbox is left as it is", "pod", c.args.name(), "error", err)
+	}
 	return nil
 }
 

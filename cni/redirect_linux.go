@@ -61,6 +61,19 @@ func put(ctx context.Context, b iptables.Backend, rules *iptables.RuleSet) error
 	return same(ctx, b, rules)
 }
 
+// healTime bounds what is done at a pod's end.
+const healTime = 2 * time.Second
+
+func (kernel) heal(ctx context.Context, netns *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, healTime)
+	defer cancel()
+	b, err := backends.New(backends.Config{NetNS: int(netns.Fd())})
+	if err != nil {
+		return err
+	}
+	return b.Heal(ctx)
+}
+
 // checkTime bounds CHECK; the packets of a sound namespace arrive at once.
 const checkTime = 20 * time.Second
 

@@ -65,10 +65,9 @@ func zone(id uint16) Verdict { return Verdict{Action: Zone, ZoneID: id} }
 func (c *compiler) questionZones() *chain {
 	n := newChain(Raw, chainDNS)
 	for _, o := range c.owners() {
-		question, answer := o.match, o.match
-		question.Protocol, question.DestinationPorts = UDP, onePort(53)
+		c.toResolvers(n, "question-of-proxy-"+o.name, o.match)
+		answer := o.match
 		answer.Protocol, answer.SourcePorts = UDP, onePort(c.DNSPort)
-		n.add("zone/question-of-proxy-"+o.name, question, zone(zoneResolver))
 		n.add("zone/answer-of-proxy-"+o.name, answer, zone(zoneAgent))
 	}
 	c.uncapturedZones(n)
@@ -78,20 +77,26 @@ func (c *compiler) questionZones() *chain {
 	return n
 }
 
-// uncapturedZones give the questions that go to resolvers uncaptured the zone that their answers get.
-func (c *compiler) uncapturedZones(n *chain) {
-	add := func(id string, m Match) {
-		m.Protocol, m.DestinationPorts = UDP, onePort(53)
-		n.add("zone/"+id, m, zone(zoneResolver))
+// toResolvers gives questions that go to resolvers uncaptured the zone that their answers get: those of the resolvers
+// alone, as nobody knows the answers of others from what else comes from such a port.
+func (c *compiler) toResolvers(n *chain, id string, m Match) {
+	for _, resolver := range c.resolvers() {
+		question := dnsQuestion(UDP, resolver)
+		m.Protocol, m.Destination, m.DestinationPorts = question.Protocol, question.Destination, question.DestinationPorts
+		n.add(resolverName("zone/"+id, resolver), m, zone(zoneResolver))
 	}
+}
+
+// uncapturedZones are of those whose questions are not captured.
+func (c *compiler) uncapturedZones(n *chain) {
 	for _, name := range c.ExcludeInterfaces {
-		add("exclude-interface-"+name, Match{OutInterface: name})
+		c.toResolvers(n, "exclude-interface-"+name, Match{OutInterface: name})
 	}
 	for _, gid := range c.ExcludeOwnerGroups {
-		add("exclude-group-"+decimal(gid), Match{GIDs: []uint32{gid}})
+		c.toResolvers(n, "exclude-group-"+decimal(gid), Match{GIDs: []uint32{gid}})
 	}
 	if !c.OwnerGroups.All {
-		add("other-groups", Match{GIDs: unique(c.OwnerGroups.Listed), NotGIDs: true})
+		c.toResolvers(n, "other-groups", Match{GIDs: unique(c.OwnerGroups.Listed), NotGIDs: true})
 	}
 }
 

@@ -84,18 +84,27 @@ func (w *world) prove(t *testing.T, b iptables.Backend, o options) {
 	if want := iptables.Canonical(rules); !reflect.DeepEqual(in.Rules, want) || len(in.Strange) > 0 {
 		t.Errorf("read back, it is\n%+v\nstrange: %q\nwant\n%+v", in.Rules, in.Strange, want)
 	}
+	w.explainAll(t, rules, o)
+	w.makeAll(t, parsed, o)
+}
+
+// makeAll makes all connections that bear on a set of options.
+func (w *world) makeAll(t testing.TB, parsed iptables.Options, o options) {
+	t.Helper()
 	w.mark.Store(int32(parsed.TProxyMark))
 	w.proxy.Store(&owner{1337, 1337})
 	w.connectAll(t, o.place, nil)
-	w.explainAll(t, rules, o)
-	w.passAll(t, o)
 	if parsed.RedirectDNS && len(o.but) > 0 {
 		w.sharePorts(t, o)
 	}
+	if o.transparent {
+		w.fromCapturedPort(t, o)
+	}
+	w.passAll(t, o)
 }
 
 // connectAll makes every connection of the table, of both families.
-func (w *world) connectAll(t *testing.T, place func(connection, int) string, leaveOut []string) {
+func (w *world) connectAll(t testing.TB, place func(connection, int) string, leaveOut []string) {
 	t.Helper()
 	w.forget(t)
 	for _, c := range connections() {
@@ -104,7 +113,7 @@ func (w *world) connectAll(t *testing.T, place func(connection, int) string, lea
 			if !ok || contains(leaveOut, c.who) || c.who == "pass" && family == 1 && !w.has(address("pass", 1)) || c.who == "apppass" && family == 1 && !w.has(address("pass", 1)) {
 				continue
 			}
-			want, got := place(c, family), p.run(c.namespace(w))
+			want, got := place(c, family), w.arrive(p, c.namespace(w), place(c, family))
 			if told := arrival(got); told != want {
 				t.Errorf("%s, IPv%d: arrived at %s (%s), want %s", c.name, 4+2*family, told, got, want)
 				continue
@@ -148,7 +157,7 @@ func fields(said string) (name, from, meant string) {
 
 // passAll has the proxy pass connections on, as Envoy does: what it sends must not come back to it, and with TPROXY the
 // application sees the client's address.
-func (w *world) passAll(t *testing.T, o options) {
+func (w *world) passAll(t testing.TB, o options) {
 	t.Helper()
 	for family := range 2 {
 		for _, by := range []owner{{1337, 1337}, {0, 1337}, {1337, 0}} {
@@ -165,7 +174,7 @@ func (w *world) passAll(t *testing.T, o options) {
 	}
 }
 
-func (w *world) pass(t *testing.T, o options, c connection, family int, by owner) {
+func (w *world) pass(t testing.TB, o options, c connection, family int, by owner) {
 	t.Helper()
 	place := o.place(c, family)
 	if place != "inbound" && place != "outbound" {
@@ -177,7 +186,7 @@ func (w *world) pass(t *testing.T, o options, c connection, family int, by owner
 	if o.transparent && place == "inbound" && c.who != "proxy" {
 		p.wish = askTransparently
 	}
-	said := p.run(c.namespace(w))
+	said := w.arrive(p, c.namespace(w), place)
 	_, passed, _ := strings.Cut(said, ">")
 	_, from, meant := fields(passed)
 	want := map[string]string{"inbound": "app", "outbound": "peer"}[place]
@@ -195,7 +204,7 @@ func host(address string) netip.Addr { return netip.MustParseAddrPort(address).A
 
 // sharePorts has an application and the agent ask the same resolver from the same port, one soon after the other: the
 // kernel must not take the two for one connection.
-func (w *world) sharePorts(t *testing.T, o options) {
+func (w *world) sharePorts(t testing.TB, o options) {
 	t.Helper()
 	ask := map[string]connection{}
 	for _, c := range connections() {
@@ -209,7 +218,7 @@ func (w *world) sharePorts(t *testing.T, o options) {
 				c := ask[name+" udp resolver:53"]
 				p, _ := c.probe(family)
 				p.from = netip.AddrPortFrom(address("own", family), port)
-				want, got := o.place(c, family), p.run(w.pod)
+				want, got := o.place(c, family), w.arrive(p, w.pod, o.place(c, family))
 				if arrival(got) != want {
 					t.Errorf("%s, IPv%d, from a port that %s uses too: %s, want %s", c.name, 4+2*family, strings.Join(pair[:], " and "), got, want)
 				}
@@ -218,8 +227,27 @@ func (w *world) sharePorts(t *testing.T, o options) {
 	}
 }
 
+// capturedPort is one that inbound traffic is captured by, and at which nobody listens.
+const capturedPort = 20443
+
+// fromCapturedPort has the proxy connect from a port that inbound traffic is captured by. The answers are to that port, and
+// are not inbound traffic.
+func (w *world) fromCapturedPort(t testing.TB, o options) {
+	t.Helper()
+	for family := range 2 {
+		if family == 1 && o.ipv6 != "" {
+			continue
+		}
+		p := probe{network: "tcp", from: netip.AddrPortFrom(address("own", family), capturedPort),
+			to: netip.AddrPortFrom(address("mesh", family), 80), owner: owner{1337, 1337}}
+		if got := w.arrive(p, w.pod, "peer"); arrival(got) != "peer" {
+			t.Errorf("proxy tcp mesh:80, IPv%d, from port %d: %s, want peer", 4+2*family, capturedPort, got)
+		}
+	}
+}
+
 // explainAll asks the explanation where the connections arrive.
-func (w *world) explainAll(t *testing.T, rules *iptables.RuleSet, o options) {
+func (w *world) explainAll(t testing.TB, rules *iptables.RuleSet, o options) {
 	t.Helper()
 	for _, c := range connections() {
 		for family := range 2 {

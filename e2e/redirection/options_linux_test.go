@@ -144,7 +144,7 @@ var sets = []options{
 	{name: "TPROXY, IPv4 alone", flags: flags(star, tproxy), in: true, out: true, ipv6: "pass", transparent: true},
 	{name: "TPROXY, IPv6 refused", flags: flags(star, tproxy, []string{"ipv6=reject"}), in: true, out: true, ipv6: "refuse", but: refusedMachine, transparent: true},
 	{name: "TPROXY, DNS", flags: flags(star, dual, tproxy, dns), in: true, out: true, but: dnsAll, transparent: true},
-	{name: "TPROXY, ports listed", flags: flags(dual, tproxy, []string{"istio-inbound-ports=80,8080", "istio-service-cidr=*"}), out: true, transparent: true,
+	{name: "TPROXY, ports listed", flags: flags(dual, tproxy, []string{"istio-inbound-ports=80,8080,20443", "istio-service-cidr=*"}), out: true, transparent: true,
 		but: []string{"peer tcp own:80", "inbound", "peer tcp own:8080", "inbound", "peer tcp net1:80", "inbound", "far tcp own:80", "inbound", "round tcp own:80", "inbound", "machine tcp *:80", "inbound",
 			"proxy tcp own:15108", "tunnel", "proxy tcp own:53", "app", "?id tcp own:53", "app"}},
 	{name: "TPROXY, exclusions", flags: flags(star, dual, tproxy, []string{"istio-local-exclude-ports=22,15020-15090"}), in: true, out: true, transparent: true,

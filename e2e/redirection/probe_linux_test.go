@@ -58,6 +58,25 @@ func (p probe) run(ns *testns.Namespace) string {
 	return err.Error()
 }
 
+// long is how long a connection is waited for that did not arrive at first: the machine may have had no time for it.
+const long = 20 * time.Second
+
+// soon is when nothing has come yet that may come still.
+const soon = 200 * time.Millisecond
+
+// arrive makes the connection, and once more with more patience if there was no answer though there should be one.
+func (w *world) arrive(p probe, ns *testns.Namespace, want string) string {
+	if w.hasty {
+		p.wait = soon
+	}
+	said := p.run(ns)
+	if said != "silence" || want == "silence" || w.hasty {
+		return said
+	}
+	p.wait = long
+	return p.run(ns)
+}
+
 var errSilence = errors.New("silence")
 
 // asOwner makes sockets of this thread the owner's. The kernel goes by the identity for file systems.

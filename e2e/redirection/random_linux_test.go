@@ -137,7 +137,7 @@ func (w *world) neverBack(t *testing.T, o iptables.Options, rules *iptables.Rule
 	check := func(what string, p probe, want string) {
 		t.Helper()
 		p.owner = by
-		if got := p.run(w.pod); arrival(got) != want {
+		if got := w.arrive(p, w.pod, want); arrival(got) != want {
 			t.Errorf("as %v, %s, IPv%d: %s, want %s", by, what, 4+2*family, got, want)
 		}
 	}
@@ -181,14 +181,22 @@ func TestRandomOptionsNeitherFailNorLoop(t *testing.T) {
 }
 
 func FuzzOptionsNeitherFailNorLoop(f *testing.F) {
-	for seed := range uint64(4) {
-		f.Add(1000 + seed)
+	type place struct {
+		*world
+		iptables.Backend
 	}
-	w := newWorld(f)
-	w.serve(f)
-	b := backends["nftables"](f, w.pod)
-	f.Fuzz(func(t *testing.T, seed uint64) {
-		if !w.random(t, b, seed) {
+	var places []place
+	for _, name := range []string{"nftables", "iptables-nft", "iptables-legacy"} {
+		w := newWorld(f)
+		w.serve(f)
+		places = append(places, place{w, backends[name](f, w.pod)})
+	}
+	for seed := range uint64(4) {
+		f.Add(1000+seed, byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, which byte) {
+		at := places[int(which)%len(places)]
+		if !at.random(t, at.Backend, seed) {
 			t.Skip()
 		}
 	})

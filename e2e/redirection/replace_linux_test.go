@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	owners "github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
 // Whatever replaces what, a connection that both would capture is captured meanwhile too, or waits.
@@ -24,23 +25,61 @@ func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			replace(0)
-			done := make(chan struct{})
-			var clients sync.WaitGroup
-			for _, c := range connections() {
-				if c.name == "app tcp mesh:80" || c.name == "peer tcp own:8080" {
-					for family := range 2 {
-						clients.Go(func() { w.insist(t, c, family, done) })
-					}
+			w.whileInsisting(t, func() {
+				for turn := range turns[name] {
+					replace(turn)
 				}
-			}
-			for turn := range turns[name] {
-				replace(turn)
-			}
-			close(done)
-			clients.Wait()
+			}, replace)
 		})
 	}
+}
+
+// The same holds where another back end takes over.
+func TestNoConnectionEscapesWhileBackEndsTakeTurns(t *testing.T) {
+	for _, family := range []string{"iptables", "ip6tables"} {
+		installed(t, family+"-nft-restore", family+"-legacy-restore")
+	}
+	for mode, set := range map[string][]string{"REDIRECT": flags(star, dual), "TPROXY": flags(star, dual, tproxy)} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.serve(t)
+			rules := compiledSets(t, set)[0]
+			takes := func(turn int) {
+				choice := []owners.Choice{owners.NFTables, owners.IPTablesNFT, owners.IPTablesLegacy}[turn%3]
+				b, err := owners.New(owners.Config{NetNS: int(w.pod.Handle), Choice: choice})
+				if err == nil {
+					err = b.Apply(t.Context(), rules)
+				}
+				if err != nil {
+					t.Errorf("%s: %v", choice, err)
+				}
+			}
+			w.whileInsisting(t, func() {
+				for turn := range 9 {
+					takes(turn + 1)
+				}
+			}, takes)
+		})
+	}
+}
+
+// whileInsisting does something while connections are made that are to be captured.
+func (w *world) whileInsisting(t *testing.T, do func(), begin func(turn int)) {
+	t.Helper()
+	begin(0)
+	done := make(chan struct{})
+	var clients sync.WaitGroup
+	for _, c := range connections() {
+		if c.name == "app tcp mesh:80" || c.name == "peer tcp own:8080" {
+			for family := range 2 {
+				clients.Go(func() { w.insist(t, c, family, done) })
+			}
+		}
+	}
+	do()
+	close(done)
+	clients.Wait()
 }
 
 func compiledSets(t testing.TB, all ...[]string) (sets []*iptables.RuleSet) {
@@ -57,13 +96,18 @@ func compiledSets(t testing.TB, all ...[]string) (sets []*iptables.RuleSet) {
 // insist makes the connection again and again. One that gets no answer at once has not escaped.
 func (w *world) insist(t *testing.T, c connection, family int, done chan struct{}) {
 	captured := 0
+	end := time.Now().Add(time.Minute)
 	for {
 		select {
 		case <-done:
-			if captured == 0 { // how often depends on how busy the machine is: what waits takes all of its patience
-				t.Errorf("%s, IPv%d: was never captured", c.name, 4+2*family)
+			// How often depends on how busy the machine is: what waits takes all of its patience.
+			if captured > 0 {
+				return
 			}
-			return
+			if time.Now().After(end) {
+				t.Errorf("%s, IPv%d: was never captured", c.name, 4+2*family)
+				return
+			}
 		default:
 		}
 		p, _ := c.probe(family)

@@ -121,7 +121,7 @@ func transparent(fd, family int) {
 // talk answers, or passes the connection on as Envoy would, when it is asked to.
 func (w *world) talk(ns *testns.Namespace, c *net.TCPConn, family int, name string) {
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	_ = c.SetLinger(0) // no TIME_WAIT: thousands of these are made
 	wish := make([]byte, 1)
 	if _, err := io.ReadFull(c, wish); err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -53,6 +54,7 @@ type world struct {
 	pod, peer, machine *testns.Namespace
 	proxy              atomic.Pointer[owner] // as whom the proxy passes connections on
 	mark               atomic.Int32          // with which it does so transparently
+	hasty              bool                  // silence is taken for an answer at once
 }
 
 func newWorld(t testing.TB) *world {
@@ -75,7 +77,32 @@ func newWorld(t testing.TB) *world {
 	for _, ns := range []*testns.Namespace{w.pod, w.peer} {
 		w.settle(t, ns, settings)
 	}
+	w.guard(t)
 	return w
+}
+
+// firewall is somebody else's in the pod, as there is one on many machines: answers come in if they belong to a question
+// that the kernel knows of.
+const firewall = `table inet firewall {
+	chain in { type filter hook input priority filter; iifname != "lo" udp sport 53 ct state new drop; }
+}`
+
+// guard puts the firewall in force, where there is nft.
+func (w *world) guard(t testing.TB) {
+	t.Helper()
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		t.Log("without a firewall: nft is not installed")
+		return
+	}
+	err = w.pod.Within(func() error {
+		cmd := exec.Command(nft, "-f", "-")
+		cmd.Stdin = strings.NewReader(firewall)
+		return cmd.Run()
+	})
+	if err != nil {
+		t.Fatalf("nft: %v", err)
+	}
 }
 
 func (w *world) settle(t testing.TB, ns *testns.Namespace, settings map[string]string) {

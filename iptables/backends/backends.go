@@ -262,6 +262,25 @@ func (b *Backend) Clean(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// Heal takes away routing that is there without rules, as an Apply leaves it that is killed just then. Rules that are in
+// force stay, with their routing.
+func (b *Backend) Heal(ctx context.Context) error {
+	t, err := b.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer t.End()
+	in, err := t.nft.Read(ctx)
+	if err != nil && !errors.Is(err, nft.ErrUnsupported) || in != nil && in.Rules != nil {
+		return err
+	}
+	if there, err := t.hasIPTables(ctx); err != nil || there {
+		return err
+	}
+	_, err = t.routes.Prune(nil, 0)
+	return err
+}
+
 // iptables looks for the programs.
 func (b *Backend) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bool) (*xt.Backend, error) {
 	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Locked: true, Logger: b.cfg.Logger})

@@ -30,15 +30,24 @@ func programs(t *testing.T, script string) {
 
 func TestProgramsThatDoNotEndAreNotWaitedFor(t *testing.T) {
 	for name, script := range map[string]string{
-		"at all":                 "sleep 60\n",
-		"but to name themselves": knownVersion + "sleep 60\n",
+		"at all":                 "",
+		"but to name themselves": knownVersion,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)
 			shell(t, ns, "iptables-legacy -w -t nat -S") // so that there is a table to look at
-			programs(t, script)
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			began := filepath.Join(t.TempDir(), "began")
+			programs(t, script+": > "+began+"; exec sleep 60\n")
+			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
+			go func() { // no earlier: a program that is not begun does not end either
+				for ctx.Err() == nil {
+					if _, err := os.Stat(began); err == nil {
+						cancel()
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}()
 			b, err := New(ctx, Config{NetNS: int(ns.Handle), Flavour: Legacy})
 			if err == nil {
 				err = b.Apply(ctx, small(15001))

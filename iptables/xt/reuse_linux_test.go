@@ -69,7 +69,7 @@ func dialFrom(ns *testns.Namespace, port int) error {
 			return err
 		}
 		defer func() { _ = unix.Close(fd) }()
-		patience := unix.NsecToTimeval(int64(time.Second))
+		patience := unix.NsecToTimeval(int64(20 * time.Second))
 		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience) // of connect, too
 		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
 		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: netip.MustParseAddr("10.1.0.1").As4()}); err != nil {
