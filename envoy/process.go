@@ -28,7 +28,7 @@ type Config struct {
 	Output func(line string)
 	// Rewrite, when set, gives what is kept and told of a line, in order and never concurrently; not ok is nothing.
 	Rewrite func(line string) (text string, ok bool)
-	Logger *slog.Logger
+	Logger  *slog.Logger
 	// User is who Envoy runs as, for a process that is root; nil is this process's user.
 	User *owner.Owner
 }
