@@ -117,22 +117,31 @@ func (s *Socket) Ask(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
 	if err := s.Send(Append(nil, kind, flags, sequence, parts...)); err != nil {
 		return nil, err
 	}
-	var all []Reply
+	return s.answers(sequence)
+}
+
+// answers reads to the end also what is of no use any more: the kernel lists nothing else meanwhile (EBUSY).
+func (s *Socket) answers(sequence uint32) (all []Reply, err error) {
+	interrupted := false
 	for {
 		replies, err := s.Receive()
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range replies {
+			if r.Sequence != sequence { // of something that was given up
+				continue
+			}
+			interrupted = interrupted || r.interrupted()
+			end := r.Kind == unix.NLMSG_DONE || r.Kind == unix.NLMSG_ERROR
 			switch {
-			case r.Sequence != sequence: // of something that was given up
-			case r.interrupted():
-				return nil, ErrInterrupted
 			case r.Errno() != 0:
 				return nil, r.Errno()
-			case r.Kind == unix.NLMSG_DONE, r.Kind == unix.NLMSG_ERROR:
+			case end && interrupted:
+				return nil, ErrInterrupted
+			case end:
 				return all, nil
-			default:
+			case !interrupted:
 				all = append(all, r)
 			}
 		}
