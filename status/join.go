@@ -47,10 +47,22 @@ func (sc *scrape) writeApplicationFirst(m *exposition.Merger) {
 	app := sc.apps[0]
 	inTime := app.endBy(sc.early)
 	app.begin(m, true)
-	app.copying.Until(envoysNames...)
+	waits := app.copying.Until(envoysNames...)
 	inTime()
+	if waits {
+		defer sc.envoy.endBy(sc.leaving())()
+	}
 	sc.envoy.copyTo(m, false)
 	app.finish()
+}
+
+// leaving is when Envoy has to end so that there is time for the rest of the application, which may have begun late.
+func (sc *scrape) leaving() time.Time {
+	half := time.Now().Add(time.Until(sc.envoy.until) / 2)
+	if half.After(sc.early) {
+		return half
+	}
+	return sc.early
 }
 
 func (sc *scrape) writeEnvoyFirst(m *exposition.Merger) {

@@ -55,3 +55,30 @@ func TestTheApplicationsPartIsWrittenWhileEnvoyPutsItsAnswerTogether(t *testing.
 		t.Error(tail(string(rest)))
 	}
 }
+
+// TestAnEnvoyThatDoesNotAnswerLeavesTimeForTheRestOfTheApplication: also where some of it is written already.
+func TestAnEnvoyThatDoesNotAnswerLeavesTimeForTheRestOfTheApplication(t *testing.T) {
+	m := envoyAt(fakeEnvoy(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	m.Applications = []Application{target(t, "app/metrics", text("# TYPE app_x gauge\napp_x 1\n# TYPE istio_x gauge\nistio_x 2\n"+
+		"# TYPE app_y gauge\n"+strings.Repeat("app_y{a=\"b\"} 1\n", 20_000)+"# TYPE app_last gauge\napp_last 3\n"))}
+	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m})
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set(timeoutHeader, "6")
+	response, err := (&http.Transport{DisableKeepAlives: true, DisableCompression: true}).RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"\napp_x 1\n", "\nistio_x 2\n", "\napp_last 3\n", "envoy is missing"} {
+		if !strings.Contains(string(body), want) {
+			t.Errorf("it lacks %q: %s", want, tail(string(body)))
+		}
+	}
+}
