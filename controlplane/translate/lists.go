@@ -59,14 +59,29 @@ type alike struct {
 	envoy        [3]uint32
 	// place is where it is, and what it is, where endpoints are chosen by that.
 	place string
+	// account is whose Secrets it may have, where rules name any.
+	account account
 	// patches are those of EnvoyFilters to clusters.
 	patches string
+}
+
+// account is a service account that proved who it is; the zero value is given no Secrets.
+type account struct {
+	proven bool
+	name   string
+}
+
+func (v view) account() account {
+	if !v.s.AnyCredentialed() || !v.mayHaveSecrets() {
+		return account{}
+	}
+	return account{proven: true, name: v.p.ServiceAccount}
 }
 
 func (v view) alike() alike {
 	return alike{
 		proxyType: v.p.Type, interception: v.p.Interception, ipv4: v.p.IPv4, ipv6: v.p.IPv6, envoy: v.p.EnvoyVersion,
-		place: v.place(), patches: v.patches.ClustersKey(),
+		place: v.place(), account: v.account(), patches: v.patches.ClustersKey(),
 	}
 }
 

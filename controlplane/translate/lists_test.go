@@ -15,6 +15,7 @@ var turns = []string{
 	"", " turned=yes", " INTERCEPTION_MODE=REDIRECT", " HOSTS_APART=yes", " LOCALITY=west/b/2", " LOCALITY=east/a/1 HOSTS_APART=yes",
 	" ENVOY_VERSION=1.36.4", " ENVOY_VERSION=1.40.0 INTERCEPTION_MODE=REDIRECT", " ISTIO_VERSION=1.20.0",
 	" INTERCEPTION_MODE=REDIRECT INSTANCE_IPS=127.203.99.1,2001:db8::99",
+	" PROVEN=yes", " PROVEN=yes SERVICE_ACCOUNT=another",
 }
 
 // TestWhatOthersWereGivenMakesNoDifference: much is made once for many proxies. Whoever has been served before, each gets
