@@ -18,7 +18,6 @@ type envoyWords struct {
 func (w *envoyWords) line(line string) (text string, ok bool) {
 	own := isEnvoysOwn(line)
 	if own {
-		w.lines.Reset()
 		w.message = true
 	}
 	line, gone := w.lines.Key(line)
@@ -26,7 +25,7 @@ func (w *envoyWords) line(line string) (text string, ok bool) {
 	case gone:
 		return "", false
 	case own:
-		return redact.Looks(line), true
+		return w.lines.Begin(line), true
 	}
 	if name, _, ok := headerLine(line); ok {
 		if redact.IsSecret(name) {

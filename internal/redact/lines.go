@@ -2,7 +2,9 @@ package redact
 
 import (
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 )
 
 const (
@@ -19,12 +21,59 @@ var fieldLine = regexp.MustCompile(`^\s*(?:- )?"?([A-Za-z0-9_.-]+)"?\s*(:?)\s*(.
 // Lines leaves secrets out of a text that comes line by line and in which one may go over several of them: a key in PEM,
 // and what is in a field that is named as a secret is. It is for one text, and for one caller at a time.
 type Lines struct {
-	key    int // lines of a key so far; 0 is none
-	hidden int // the indentation of the field that is a secret, and one; 0 is none
+	key    int  // lines of a key so far; 0 is none
+	hidden int  // the indentation of the field that is a secret, and one; 0 is none
+	listed bool // the elements of a list in it may stand as far to the left as its name, as YAML has them
+	header int  // the indentation of the name of a header that is a secret, and one; 0 is none
 }
 
-// Reset says that what comes is no more of the last message. A key goes on all the same.
-func (l *Lines) Reset() { l.hidden = 0 }
+// Begin is for the first line of a message: nothing of the last one goes on, but for a key.
+func (l *Lines) Begin(line string) string {
+	l.hidden, l.listed, l.header = 0, false, 0
+	if end := strings.TrimRight(line, " \t\r"); end != "" && strings.Contains("{[:|>+-", end[len(end)-1:]) {
+		if m := lastName.FindStringSubmatch(end); m != nil && IsSecret(m[1]) {
+			l.hidden = 1
+		}
+	}
+	return inLine(Looks(line))
+}
+
+// lastName is the name of a field that is at the end of a line, and whose value comes on the next ones.
+var lastName = regexp.MustCompile(`([A-Za-z0-9_.-]+)\\?"?(?:\s*\{|\s*:\s*[{[|>]?[+-]?)$`)
+
+// inLineField is a field in the midst of a line, with a text or fields of its own, as protocol buffers are written in one.
+var inLineField = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`([A-Za-z0-9_.-]+)(\\?"?\s*(?::\s*)?)(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\"[^"]*"|"(?:[^"\\]|\\.)*")`)
+})
+
+// inLine leaves fields that are named as secrets out of a line.
+func inLine(line string) string {
+	if !strings.Contains(line, `"`) || !mayName(line) {
+		return line
+	}
+	return inLineField().ReplaceAllStringFunc(line, func(field string) string {
+		m := inLineField().FindStringSubmatch(field)
+		fields := m[3][0] == '{'
+		switch {
+		case !fields && !strings.Contains(m[2], ":"): // words
+			return field
+		case IsSecret(m[1]):
+			return m[1] + m[2] + redacted
+		case fields:
+			return m[1] + m[2] + "{" + inLine(m[3][1:])
+		}
+		return m[1] + m[2] + m[3][:1] + inLine(m[3][1:]) // JSON of a log has texts with fields
+	})
+}
+
+// stems are in the names of all secrets, in small letters.
+var stems = []string{"pass", "key", "token", "authorization", "cookie", "credential", "secret", "hmac", "ticket"}
+
+// mayName says whether a name of a secret may be in a line. The expression costs fifty times as much.
+func mayName(line string) bool {
+	line = strings.ToLower(line)
+	return slices.ContainsFunc(stems, func(stem string) bool { return strings.Contains(line, stem) })
+}
 
 // Key leaves a private key out, whichever lines it goes over. It says whether the line is of one to its end: then there is
 // nothing left of it, unless it is the first.
@@ -35,7 +84,10 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 			if _, after, ok := strings.Cut(line[end+len(keyEnds):], "-----"); ok {
 				line = after
 			}
-			return line, strings.Trim(line, " \t\"',") == ""
+			if trimEnds(line) == "" {
+				return "", true
+			}
+			return l.Key(line) // another may begin
 		}
 		if l.key++; l.key <= mostKeyLines && ofKey(line) {
 			return "", true
@@ -46,16 +98,23 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 	if begin < 0 || !strings.Contains(line[begin:], keyMark) || strings.Contains(line[begin:], keyEnds) {
 		return line, false
 	}
-	if after := line[begin+strings.Index(line[begin:], keyMark)+len(keyMark):]; strings.Trim(after, "\r \t") != "" {
+	if after := line[begin+strings.Index(line[begin:], keyMark)+len(keyMark):]; trimEnds(after) != "" {
 		return line, false // in one line, with whatever stands for the ends of lines: Looks takes it out
 	}
 	l.key = 1
 	return line[:begin] + redacted, false
 }
 
+// trimEnds leaves out what is around the lines of a text that is quoted line by line.
+func trimEnds(line string) string {
+	line = strings.Trim(line, " \t\r\"',")
+	line = strings.TrimSuffix(strings.TrimSuffix(line, `\n`), `\r`)
+	return strings.TrimRight(line, ` \`)
+}
+
 // ofKey says whether a line may be one of a key: base64, or a header of an old format.
 func ofKey(line string) bool {
-	line = strings.TrimSpace(line)
+	line = trimEnds(line)
 	if strings.HasPrefix(line, "Proc-Type:") || strings.HasPrefix(line, "DEK-Info:") {
 		return true
 	}
@@ -70,19 +129,32 @@ func ofKey(line string) bool {
 // Field leaves out of one further line of a message what looks like a secret, and what is named as one.
 func (l *Lines) Field(line string) string {
 	indent := len(line) - len(strings.TrimLeft(line, " \t"))
-	if l.hidden > 0 && indent >= l.hidden {
+	element := strings.HasPrefix(line[indent:], "- ")
+	if l.hidden > 0 && (indent >= l.hidden || l.listed && element && indent+1 == l.hidden) {
 		return hide(line, indent)
 	}
 	l.hidden = 0
 	at, name, value, ok := field(line)
-	switch {
-	case !ok || !IsSecret(name):
-		return line[:indent] + Looks(line[indent:])
-	case opens[value]:
-		l.hidden = indent + 1
-		return line
+	ofHeader := l.header == indent+1 && holdsHeader[name]
+	if l.header > indent {
+		l.header = 0
 	}
-	return line[:at] + redacted
+	switch {
+	case ok && namesHeader[name] && IsSecret(value):
+		l.header = nameAt(line) + 1 // the other fields of an element of a list are as far to the right as its first
+	case ok && (ofHeader || IsSecret(name)):
+		l.hidden, l.listed = indent+1, !element
+		if opens[value] {
+			return line
+		}
+		return line[:at] + redacted
+	}
+	return line[:indent] + inLine(Looks(line[indent:]))
+}
+
+// nameAt is where the name of a line's field begins.
+func nameAt(line string) int {
+	return len(line) - len(strings.TrimLeft(strings.TrimPrefix(strings.TrimLeft(line, " \t"), "- "), " "))
 }
 
 // Continues says whether a line looks like one of a message that began on a line before: it is indented, a bracket, or a
@@ -116,7 +188,7 @@ func hide(line string, indent int) string {
 }
 
 // opens are what stands in place of a value that goes over the next lines.
-var opens = map[string]bool{"": true, "{": true, "[": true, "|": true, "|-": true, ">": true, ">-": true}
+var opens = map[string]bool{"": true, "{": true, "[": true, "|": true, "|-": true, "|+": true, ">": true, ">-": true, ">+": true}
 
 // field takes a line apart that is one of a message's fields; at is where its value begins.
 func field(line string) (at int, name, value string, ok bool) {

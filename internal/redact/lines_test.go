@@ -22,18 +22,61 @@ func TestSecretsOverSeveralLinesAreLeftOut(t *testing.T) {
 	for name, c := range map[string]struct{ in, want string }{
 		"a key": {"inline:\n-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMIIEvQIBADANBg\n  k0+/aa==\n-----END RSA PRIVATE KEY-----\nafter: x",
 			"inline:\n[redacted]\nafter: x"},
-		"a key that breaks off":         {"a: -----BEGIN PRIVATE KEY-----\nMIIE\n[2026] x", "a: [redacted]\n[2026] x"},
-		"a certificate stays":           {"-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----", "-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----"},
-		"a key in one line of a proto":  {`  inline_string: "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"`, `  inline_string: "[redacted]\n"`},
-		"a field of a proto":            {"tls_certificate {\n  private_key {\n    inline_bytes: \"abc\"\n    filename: \"/k\"\n  }\n  name: \"x\"\n}", "tls_certificate {\n  private_key {\n    inline_bytes: [redacted]\n    filename: \"/k\"\n  }\n  name: \"x\"\n}"},
-		"a field of YAML":               {"client:\n  clientSecret:\n    inline: |\n      abc\n      def\n  team: books\npassword: abc", "client:\n  clientSecret:\n    inline: |\n      [redacted]\n      [redacted]\n  team: books\npassword: [redacted]"},
-		"a field of JSON":               {"{\n \"api_key\": \"abc\",\n \"tokens\": [\n  \"a\",\n  \"b\"\n ],\n \"max\": 1\n}", "{\n \"api_key\": [redacted]\n \"tokens\": [\n  [redacted]\n  [redacted]\n ],\n \"max\": 1\n}"},
-		"what has no secret":            {"resources {\n  name: \"a\"\n  weight: 3\n}\nplain words here", "resources {\n  name: \"a\"\n  weight: 3\n}\nplain words here"},
-		"what only looks like a secret": {"  value: \"Bearer abcdefghijkl\"", "  value: \"[redacted]\""},
+		"a key that breaks off":           {"a: -----BEGIN PRIVATE KEY-----\nMIIE\n[2026] x", "a: [redacted]\n[2026] x"},
+		"a certificate stays":             {"-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----", "-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----"},
+		"a key in one line of a proto":    {`  inline_string: "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"`, `  inline_string: "[redacted]\n"`},
+		"a field of a proto":              {"tls_certificate {\n  private_key {\n    inline_bytes: \"abc\"\n    filename: \"/k\"\n  }\n  name: \"x\"\n}", "tls_certificate {\n  private_key {\n    inline_bytes: [redacted]\n    filename: \"/k\"\n  }\n  name: \"x\"\n}"},
+		"a field of YAML":                 {"client:\n  clientSecret:\n    inline: |\n      abc\n      def\n  team: books\npassword: abc", "client:\n  clientSecret:\n    inline: |\n      [redacted]\n      [redacted]\n  team: books\npassword: [redacted]"},
+		"a field of JSON":                 {"{\n \"api_key\": \"abc\",\n \"tokens\": [\n  \"a\",\n  \"b\"\n ],\n \"max\": 1\n}", "{\n \"api_key\": [redacted]\n \"tokens\": [\n  [redacted]\n  [redacted]\n ],\n \"max\": 1\n}"},
+		"what has no secret":              {"resources {\n  name: \"a\"\n  weight: 3\n}\nplain words here", "resources {\n  name: \"a\"\n  weight: 3\n}\nplain words here"},
+		"a list as far left as its name":  {"tokens:\n- abc\n- def\nname: x", "tokens:\n[redacted]\n[redacted]\nname: x"},
+		"a list within an element":        {"- password:\n  - abc\n- name: x", "- password:\n  [redacted]\n- name: x"},
+		"a header":                        {"header {\n  key: \"x-api-key\"\n  value: \"abc\"\n}\nvalue: \"x\"", "header {\n  key: \"x-api-key\"\n  value: [redacted]\n}\nvalue: \"x\""},
+		"a header of a list":              {"- key: \"x-api-key\"\n  value: \"abc\"\n- key: \"b\"\n  value: \"c\"", "- key: \"x-api-key\"\n  value: [redacted]\n- key: \"b\"\n  value: \"c\""},
+		"fields in one line":              {"  name: \"x\" password: \"a\\\"bc\" more: 1 a { token { b { c: \"d\" } } }", "  name: \"x\" password: [redacted] more: 1 a { token [redacted] }"},
+		"a text of several lines":         {"  password: |+\n    abc\n  name: x\n  token: \"abc\n    def\"\n  b: c", "  password: |+\n    [redacted]\n  name: x\n  token: [redacted]\n    [redacted]\n  b: c"},
+		"two keys without an end between": {"-----BEGIN PRIVATE KEY-----\nAA\n-----END PRIVATE KEY----------BEGIN PRIVATE KEY-----\nBB\n-----END PRIVATE KEY-----\nx", "[redacted]\n[redacted]\nx"},
+		"a key in quotes":                 {"  \"-----BEGIN PRIVATE KEY-----\\n\"\n  \"AA\\n\"\n  \"-----END PRIVATE KEY-----\\n\"\nx", "  \"[redacted]\nx"},
+		"a key in a shell's text":         {"-----BEGIN PRIVATE KEY-----\\\n  AA\\\n  -----END PRIVATE KEY-----\nx", "[redacted]\nx"},
+		"what only looks like a secret":   {"  value: \"Bearer abcdefghijkl\"", "  value: \"[redacted]\""},
 	} {
 		if got := byLine(c.in); got != c.want {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got, c.want)
 		}
+	}
+}
+
+func TestSecretsThatBeginInAMessagesFirstLineAreLeftOut(t *testing.T) {
+	for in, want := range map[string]string{
+		"[x] private_key {\n  inline_string: \"abc\"\n}\nname: \"x\"": "[x] private_key {\n  inline_string: [redacted]\n}\nname: \"x\"",
+		"[x] a: \"password\": {\n  \"a\": \"abc\"\n}":                 "[x] a: \"password\": {\n  \"a\": [redacted]\n}",
+		"[x] tokens:\n  - abc":                                        "[x] tokens:\n  [redacted]",
+		"[x] private_key { inline_string: \"abc\" } b: 1":             "[x] private_key [redacted] b: 1",
+		`{"level":"info","msg":"token: \"abc\", a: \"b\""}`:           `{"level":"info","msg":"token: [redacted], a: \"b\""}`,
+		"[x] the token \"istio-token\" is expired\n  why: late":       "[x] the token \"istio-token\" is expired\n  why: late",
+		`[x] a {client_secret: "abc"} b: "c"`:                         `[x] a {client_secret: [redacted]} b: "c"`,
+		"[x] resources {\n  name: \"a\"\n}":                           "[x] resources {\n  name: \"a\"\n}",
+	} {
+		var l Lines
+		var out []string
+		for i, line := range strings.Split(in, "\n") {
+			if i == 0 {
+				out = append(out, l.Begin(line))
+			} else {
+				out = append(out, l.Field(line))
+			}
+		}
+		if got := strings.Join(out, "\n"); got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	}
+}
+
+func BenchmarkBegin(b *testing.B) {
+	line := `{"level":"debug","time":"2026-11-22T01:02:03.123Z","scope":"http","msg":"[C12][S345] router decoding headers:"}` + strings.Repeat(" upstream_cluster", 10)
+	var l Lines
+	for b.Loop() {
+		l.Begin(line)
 	}
 }
 
