@@ -67,14 +67,17 @@ func (j *journal) replaced(change snapshot.Change) {
 }
 
 // inPlaceOf gives what may stand in the place of an EnvoyFilter that an Envoy does not take: the version of before, if one is
-// known, and nothing.
-func (j *journal) inPlaceOf(filter *snapshot.EnvoyFilter) []*snapshot.EnvoyFilter {
+// known, and nothing, unless it may be what keeps callers out.
+func (j *journal) inPlaceOf(filter *snapshot.EnvoyFilter) (places []*snapshot.EnvoyFilter) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if before := j.filters[filter.Key]; before != nil {
-		return []*snapshot.EnvoyFilter{before, nil}
+		places = append(places, before)
 	}
-	return []*snapshot.EnvoyFilter{nil}
+	if !filter.Guards() {
+		places = append(places, nil)
+	}
+	return places
 }
 
 // refused remembers that an Envoy refused what comes of a version of an EnvoyFilter.

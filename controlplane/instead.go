@@ -16,8 +16,8 @@ import (
 
 // trials finds out which EnvoyFilters make one proxy's Envoy refuse resources that no check here finds anything wrong with.
 // The resources are made anew, with the version of a filter that was in force before, then without it, then without the
-// next one too, until the Envoy takes them; and then with each of those again that may have been none of the causes. That
-// stays until the documents change or the proxy comes back. Where nothing helps no filter was the cause, and all stay. It is
+// next one too, until the Envoy takes them; and then with each of those again, since it may have been none of the causes: what
+// an Envoy refuses for a reason that passes convicts nobody. What is left out stays so until the documents change or the proxy comes back. Where nothing helps no filter was the cause, and all stay. It is
 // used by its proxy's stream only.
 type trials struct {
 	proxy   *translate.Proxy
@@ -73,34 +73,46 @@ func (p proxy) Refused(state xds.State, typeURL string, names []string, reason s
 		return nil
 	}
 	t := p.trials
-	t.dropOverdue(s.EnvoyFilters(p.Namespace, p.Labels))
+	touches := t.dropOverdue(p, s)
 	if t.now != nil && t.now.concerns(typeURL, names) {
 		return t.goOn(p, s, false)
 	}
 	next := p.newTrial(s, typeURL, names, reason, since)
-	if len(next.queue) == 0 {
-		return nil
+	switch {
+	case len(next.queue) == 0:
+		return touches
+	case t.now == nil:
+		t.now = next
+		return joined(touches, t.goOn(p, s, false), typeURL)
+	case len(t.waiting) < maxWaiting:
+		t.waiting = append(t.waiting, next)
 	}
-	if t.now != nil {
-		if len(t.waiting) < maxWaiting {
-			t.waiting = append(t.waiting, next)
-		}
-		return nil
-	}
-	t.now = next
-	return t.goOn(p, s, false)
+	return touches
 }
 
 // dropOverdue forgets filters that are no longer there, and a trial that was about one: that is not over if what it waits for
 // is not there either.
-func (t *trials) dropOverdue(filters []*snapshot.EnvoyFilter) {
+func (t *trials) dropOverdue(p proxy, s *snapshot.Snapshot) xds.Touches {
+	filters := s.EnvoyFilters(p.Namespace, p.Labels)
 	t.proxy.Instead.Keep(filters)
-	if t.now != nil && !slices.Contains(filters, t.now.current.filter) {
-		for _, one := range t.now.out {
-			t.proxy.Instead.Restore(one.filter)
-		}
-		t.now = nil
+	if t.now == nil || slices.Contains(filters, t.now.current.filter) {
+		return nil
 	}
+	touches := t.restore(p, s, slices.Concat(t.now.out, t.now.queue, t.now.culprits))
+	t.now = nil
+	return touches
+}
+
+// restore puts filters of the trial back.
+func (t *trials) restore(p proxy, s *snapshot.Snapshot, list []*accused) xds.Touches {
+	var touches xds.Touches
+	for _, one := range list {
+		if t.proxy.Instead.Has(one.filter) {
+			t.proxy.Instead.Restore(one.filter)
+			touches = joined(touches, touchesOf(s, p.Proxy, one), t.now.typeURL)
+		}
+	}
+	return touches
 }
 
 // Accepted goes on with a trial when its Envoy has all that is different in it.
@@ -131,7 +143,9 @@ func (p proxy) newTrial(s *snapshot.Snapshot, typeURL string, names []string, re
 		if i < 0 || p.Instead.Has(filters[i]) {
 			continue
 		}
-		next.queue = append(next.queue, accuse(filters[i], p.journal.inPlaceOf(filters[i])))
+		if places := p.journal.inPlaceOf(filters[i]); len(places) > 0 {
+			next.queue = append(next.queue, accuse(filters[i], places))
+		}
 	}
 	return next
 }
@@ -200,12 +214,13 @@ func (t *trials) book() {
 	switch {
 	case one == nil:
 	case n.took && !n.found:
-		n.found, n.culprits, n.current = true, []*accused{one}, nil
 		n.queue = nil
 		for _, other := range n.out {
 			places := append([]*snapshot.EnvoyFilter{other.filter}, t.journal.inPlaceOf(other.filter)...)
 			n.queue = append(n.queue, accuse(other.filter, places))
 		}
+		n.queue = append(n.queue, accuse(one.filter, []*snapshot.EnvoyFilter{one.filter, one.chosen}))
+		n.found, n.current, n.out = true, nil, nil
 	case n.took:
 		n.current = nil
 		if one.chosen != one.filter {
@@ -235,16 +250,13 @@ func (n *trial) choose() bool {
 
 // finish ends a trial.
 func (t *trials) finish(p proxy, s *snapshot.Snapshot, touches xds.Touches) xds.Touches {
-	if t.now.found {
-		for _, one := range t.now.culprits {
-			t.tell(one)
-		}
+	for _, one := range t.now.culprits {
+		t.tell(one)
+	}
+	if t.now.found && len(t.now.out) == 0 {
 		return t.takeNext(p, s, touches)
 	}
-	for _, one := range t.now.out {
-		t.proxy.Instead.Restore(one.filter)
-		touches = joined(touches, touchesOf(s, p.Proxy, one), t.now.typeURL)
-	}
+	touches = joined(touches, t.restore(p, s, t.now.out), t.now.typeURL)
 	for name, version := range t.now.refused {
 		t.hopeless[t.now.typeURL+" "+name] = version
 	}

@@ -35,6 +35,23 @@ func (f *EnvoyFilter) Read(make func(*config.Resource) any) any {
 	return f.read
 }
 
+// Guards says whether the filter may be what keeps callers out, or what secures calls: it has a part in what comes in at
+// sidecars or gateways, or in how clusters are connected to. To do without it may open what nobody wants open.
+func (f *EnvoyFilter) Guards() bool {
+	return slices.ContainsFunc(f.Spec.GetConfigPatches(), func(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) bool {
+		if p.GetApplyTo() == networking.EnvoyFilter_CLUSTER {
+			value := p.GetPatch().GetValue().GetFields()
+			for _, name := range []string{"transport_socket", "transportSocket", "transport_socket_matches", "transportSocketMatches"} {
+				if value[name] != nil {
+					return true
+				}
+			}
+			return false
+		}
+		return p.GetMatch().GetContext() != networking.EnvoyFilter_SIDECAR_OUTBOUND
+	})
+}
+
 // maxNotes bounds what is remembered of one filter: with the same patch left out at a thousand clusters, some say it all.
 const maxNotes = 20
 
