@@ -136,8 +136,8 @@ func open(listen func(network, address string) (net.Listener, error), address st
 func newGRPC(config *tls.Config) *grpc.Server {
 	options := append(xds.ServerOptions(),
 		grpc.MaxRecvMsgSize(maxRequest),
-		// Most connections are at rest most of the time, and what is sent to one at a time is large.
-		grpc.SharedWriteBuffer(true), grpc.WriteBufferSize(64<<10), grpc.ReadBufferSize(16<<10),
+		// Most connections are at rest most of the time (their write buffers are shared), and what is sent is large.
+		grpc.WriteBufferSize(64<<10), grpc.ReadBufferSize(16<<10),
 		grpc.MaxConcurrentStreams(1000),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
