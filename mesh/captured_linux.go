@@ -14,7 +14,6 @@ import (
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
 
-	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
@@ -178,11 +177,12 @@ func (p *capturedPlacement) Attach(i *Instance) (Attachment, error) {
 	app := []string{"HTTP_PROXY=", "http_proxy=", "HTTPS_PROXY=", "https_proxy=", "ALL_PROXY=", "all_proxy="}
 	doors := newDoors(at, i)
 	p.onRelease(doors.close)
+	leads := &datagramLeads{space: at.space}
 	return Attachment{
 		FindApp: doors.fit, LoseApp: doors.close,
 		AppEnv: app, AgentEnv: agent, EnterApp: enter(at.around), EnterAgent: enter(ofAgent), Dial: at.dial,
 		Check:         func() error { return p.publish(i) },
-		LeadDatagrams: func(ports []controlplane.DatagramPort) error { return leadDatagrams(at.space, ports) },
+		LeadDatagrams: leads.lead,
 	}, nil
 }
 

@@ -16,7 +16,7 @@ const datagramsInterval = 200 * time.Millisecond
 func (m *Mesh) leadDatagrams(ctx context.Context) {
 	ticker := time.NewTicker(datagramsInterval)
 	defer ticker.Stop()
-	led := map[*runner][]controlplane.DatagramPort{}
+	led := map[*runner]*lead{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -27,7 +27,13 @@ func (m *Mesh) leadDatagrams(ctx context.Context) {
 	}
 }
 
-func (m *Mesh) leadOnce(led map[*runner][]controlplane.DatagramPort) {
+// lead is where an instance's datagrams are led, and why they are not led anew.
+type lead struct {
+	ports  []controlplane.DatagramPort
+	failed string
+}
+
+func (m *Mesh) leadOnce(led map[*runner]*lead) {
 	known := map[string][]controlplane.DatagramPort{}
 	for _, r := range m.snapshotRunners() {
 		if r.attached.LeadDatagrams == nil {
@@ -42,14 +48,26 @@ func (m *Mesh) leadOnce(led map[*runner][]controlplane.DatagramPort) {
 			}
 			known[namespace] = ports
 		}
-		if len(ports) == len(led[r]) && (len(ports) == 0 || reflect.DeepEqual(ports, led[r])) {
-			continue
+		if led[r] == nil {
+			led[r] = &lead{}
 		}
-		if err := r.attached.LeadDatagrams(ports); err != nil {
-			m.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name,
-				Line: "error: leading datagrams to services: " + err.Error()})
-		}
-		led[r] = ports // what failed is tried again when something changes
+		m.leadOne(r, led[r], ports)
+	}
+}
+
+// leadOne tries again what failed, and tells it once.
+func (m *Mesh) leadOne(r *runner, led *lead, ports []controlplane.DatagramPort) {
+	if led.failed == "" && len(ports) == len(led.ports) && (len(ports) == 0 || reflect.DeepEqual(ports, led.ports)) {
+		return
+	}
+	err := r.attached.LeadDatagrams(ports)
+	if err == nil {
+		led.ports, led.failed = ports, ""
+		return
+	}
+	if why := err.Error(); why != led.failed {
+		led.failed = why
+		m.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name, Line: "error: leading datagrams to services: " + why})
 	}
 }
 

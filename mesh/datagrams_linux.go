@@ -20,11 +20,17 @@ const datagramsTable = "pilotfish-datagrams"
 // dnsPort is left out: questions are the sidecar's, whatever address they are sent to.
 const dnsPort = 53
 
-// leadDatagrams has the kernel send what a workload sends to a service's address on to one of its instances, in the
+// datagramLeads are those of one workload's network.
+type datagramLeads struct {
+	space *netns.Namespace
+	led   []controlplane.DatagramPort
+}
+
+// lead has the kernel send what a workload sends to a service's address on to one of its instances, in the
 // workload's own network, so that it arrives from the workload's address. One sender's datagrams go to one instance, for as
 // long as it is there.
-func leadDatagrams(n *netns.Namespace, ports []controlplane.DatagramPort) error {
-	c, err := nftables.New(nftables.WithNetNSFd(n.FD()))
+func (l *datagramLeads) lead(ports []controlplane.DatagramPort) error {
+	c, err := nftables.New(nftables.WithNetNSFd(l.space.FD()))
 	if err != nil {
 		return err
 	}
@@ -47,7 +53,11 @@ func leadDatagrams(n *netns.Namespace, ports []controlplane.DatagramPort) error 
 	if err := c.Flush(); err != nil {
 		return err
 	}
-	return forgetDatagrams(n, ports)
+	if err := forgetDatagrams(l.space, l.led, ports); err != nil {
+		return err
+	}
+	l.led = ports
+	return nil
 }
 
 // leadTo takes one in so many new senders to an endpoint.
@@ -68,14 +78,18 @@ func leadTo(service, endpoint netip.AddrPort, oneIn uint32) []expr.Any {
 	)
 }
 
-// forgetDatagrams has senders whose instance is gone find another: the kernel decides once for each.
-func forgetDatagrams(n *netns.Namespace, ports []controlplane.DatagramPort) error {
+// forgetDatagrams has senders whose instance is gone find another, and nobody where the service is: the kernel decides
+// once for each.
+func forgetDatagrams(n *netns.Namespace, before, ports []controlplane.DatagramPort) error {
 	h, err := netlink.NewHandleAt(n.Handle(), unix.NETLINK_NETFILTER)
 	if err != nil {
 		return fmt.Errorf("what the kernel remembers of senders: %w", err)
 	}
 	defer h.Close()
 	stale := staleSenders{}
+	for _, p := range before {
+		stale[p.Address] = nil
+	}
 	for _, p := range ports {
 		stale[p.Address] = map[netip.AddrPort]bool{}
 		for _, e := range p.Endpoints {

@@ -3,11 +3,15 @@ package mesh
 import (
 	"context"
 	"errors"
+	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
 )
 
 func TestDatagramsThatLeaveTheMeshAreRefused(t *testing.T) {
@@ -37,6 +41,89 @@ func TestDatagramsThatLeaveTheMeshAreRefused(t *testing.T) {
 			t.Errorf("a datagram to %s: %v", to, err)
 		}
 		_ = conn.Close()
+	}
+}
+
+// TestASenderToAServiceThatIsGoneReachesNobody: also one that reached an instance of it before, while other services stay.
+func TestASenderToAServiceThatIsGoneReachesNobody(t *testing.T) {
+	needNamespaces(t)
+	claimed, err := Captured{}.Claim(testTopology(t, oneApp), Resources{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := claimed.(*capturedPlacement)
+	defer p.Release()
+	at, err := p.makePlace(p.instances[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var server net.PacketConn
+	if err := at.space.Do(func() (err error) {
+		server, err = net.ListenPacket("udp", netip.AddrPortFrom(p.instances[0].App, 0).String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		for buf := make([]byte, 10); ; {
+			n, from, err := server.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteTo(buf[:n], from)
+		}
+	}()
+	service := controlplane.DatagramPort{Address: netip.MustParseAddrPort("240.1.2.3:7000"),
+		Endpoints: []netip.AddrPort{netip.MustParseAddrPort(server.LocalAddr().String())}}
+	leads := &datagramLeads{space: at.space}
+	if err := leads.lead([]controlplane.DatagramPort{service}); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := at.space.Dial(context.Background(), "udp", service.Address.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ask := func() error {
+		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+		_, err := conn.Write([]byte("hello"))
+		if err == nil {
+			_, err = conn.Read(make([]byte, 10))
+		}
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Fatalf("while the service is there: %v", err)
+	}
+	other := controlplane.DatagramPort{Address: netip.MustParseAddrPort("240.1.2.4:7000"), Endpoints: service.Endpoints}
+	if err := leads.lead([]controlplane.DatagramPort{other}); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask(); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+func TestDatagramsThatCouldNotBeLedAreTriedAgain(t *testing.T) {
+	tries, fails := 0, true
+	r := crowd("a")[0]
+	r.attached.LeadDatagrams = func([]controlplane.DatagramPort) error {
+		if tries++; fails {
+			return errors.New("no room")
+		}
+		return nil
+	}
+	ports := []controlplane.DatagramPort{{Address: netip.MustParseAddrPort("240.1.2.3:7000")}}
+	led := &lead{}
+	r.mesh.leadOne(r, led, ports)
+	r.mesh.leadOne(r, led, ports)
+	fails = false
+	for range 3 {
+		r.mesh.leadOne(r, led, ports)
+	}
+	if tries != 3 {
+		t.Errorf("%d tries, not two that fail and one that does not", tries)
 	}
 }
 
