@@ -143,6 +143,7 @@ func (c *connection) followRoutes() error {
 			}
 		}
 	}
+	c.forgive(hosts, routes)
 	for _, route := range routes.names.sorted() {
 		if version, _ := routes.known.get(route); !c.apart.routes[route] || c.apart.placed[route] || version == unsure {
 			continue
@@ -152,6 +153,17 @@ func (c *connection) followRoutes() error {
 		}
 	}
 	return nil
+}
+
+// forgive forgets what the client refused of route configurations that it has no use for any more.
+func (c *connection) forgive(hosts, routes *subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name := range hosts.refused {
+		if route := routeOf(name); !routes.names.has(route) && !c.apart.placed[route] {
+			delete(hosts.refused, name)
+		}
+	}
 }
 
 // takeBack removes the virtual hosts of a route configuration that the client no longer has, which it still counts.
