@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
 const (
@@ -37,7 +39,7 @@ type watch struct {
 	// wake asks for the files to be followed anew: the set of them is another one.
 	wake chan struct{}
 
-	notifier *fsnotify.Watcher      // nil while there are no files, or when it cannot be had
+	notifier *filewatch.Watcher     // nil while there are no files, or when it cannot be had
 	mute     bool                   // it cannot be had
 	spots    map[spot]bool          // what is waited for
 	watched  map[string]fs.FileInfo // directories, by the names that they had
@@ -101,7 +103,7 @@ func (w *watch) open() {
 	if w.mute {
 		return
 	}
-	notifier, err := fsnotify.NewWatcher()
+	notifier, err := filewatch.New()
 	if err != nil {
 		w.log.Warn("file changes are not notified; files are read every second instead", "error", err)
 		w.failed()
@@ -116,7 +118,7 @@ func (w *watch) await(ctx context.Context, wait time.Duration) (heard bool) {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
 	if w.notifier != nil {
-		events, errs = w.notifier.Events, w.notifier.Errors
+		events, errs = w.notifier.Events, w.notifier.Failures
 	}
 	timeout := w.clock.After(wait)
 	for {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
 // Run installs, and keeps the plugin installed until the context ends: at each change of the files that it is made of, and
@@ -94,13 +96,13 @@ func (in *Installer) truce(ctx context.Context, wait time.Duration) error {
 // watch hears of changes of the files.
 type watch struct {
 	in     *Installer
-	notify *fsnotify.Watcher // nil where the kernel gives none: then there are the regular looks
+	notify *filewatch.Watcher // nil where the kernel gives none: then there are the regular looks
 }
 
 func (in *Installer) newWatch() *watch {
 	w := &watch{in: in}
 	var err error
-	if w.notify, err = fsnotify.NewWatcher(); err != nil {
+	if w.notify, err = filewatch.New(); err != nil {
 		in.config.Logger.Warn("changes of the CNI configuration cannot be watched, only looked for", "every", in.config.Recheck,
 			"error", err, "remedy", "raise fs.inotify.max_user_instances")
 		w.notify = nil
@@ -134,9 +136,9 @@ func (w *watch) next(ctx context.Context) error {
 	recheck := time.NewTimer(w.in.config.Recheck)
 	defer recheck.Stop()
 	var events chan fsnotify.Event
-	var errs chan error
+	var errs <-chan error
 	if w.notify != nil {
-		events, errs = w.notify.Events, w.notify.Errors
+		events, errs = w.notify.Events, w.notify.Failures
 	}
 	var settled <-chan time.Time
 	for {

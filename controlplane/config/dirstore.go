@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
 const (
@@ -104,7 +104,7 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 // Run follows the files until the context ends.
 func (s *DirStore) Run(ctx context.Context) error {
 	s.start()
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := filewatch.New()
 	if err != nil {
 		s.log.Warn("the system does not tell of changed files; looking at them regularly instead", "every", rescanUnwatched, "err", err)
 		return s.poll(ctx)
@@ -121,7 +121,7 @@ func (s *DirStore) Run(ctx context.Context) error {
 				f.gather(ctx, event)
 				f.scan()
 			}
-		case err := <-watcher.Errors:
+		case err := <-watcher.Failures:
 			// Most likely an overflow: some events are lost, and a look at all files makes up for them.
 			s.log.Debug("watching the configuration's files", "err", err)
 			f.scan()

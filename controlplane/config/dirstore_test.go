@@ -458,3 +458,26 @@ func TestDocumentThatOnlyMovedTellsNobody(t *testing.T) {
 		t.Errorf("told of %v", f.changed)
 	}
 }
+
+// The system's news of the directory that was there before come when the next one is watched already.
+func TestDirectoryThatIsReplacedAgainAndAgainIsFollowed(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "mesh")
+	if err := os.MkdirAll(filepath.Join(dir, "below"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "a.yaml"), service("a", 1000))
+	f := follow(t, dir)
+	for round := range uint32(40) {
+		old := dir + "-old"
+		for _, err := range []error{os.Rename(dir, old), os.CopyFS(dir, os.DirFS(old)), os.RemoveAll(old)} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		write(t, filepath.Join(dir, "below", "b.yaml"), service("b", int(2000+round)))
+		if round%4 != 0 { // several replacements follow each other at once
+			continue
+		}
+		f.until("the last replacement is in force", func() bool { return portOf(f, "b") == 2000+round && portOf(f, "a") == 1000 })
+	}
+}

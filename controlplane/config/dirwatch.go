@@ -10,17 +10,23 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
 // follower turns what the system tells of files into scans.
 type follower struct {
 	store   *DirStore
-	watcher *fsnotify.Watcher
+	watcher *filewatch.Watcher
 	every   time.Duration
 	dirs    map[string]fs.FileInfo // that were watched when the last scan was made
 	touched map[string]bool        // files that were told of since the last scan
 	linked  map[string]string      // the links that are read, by the file that each leads to
 	soon    bool                   // the last scan wants another one shortly
+	// stirred counts the scans in a row that found directories not watched. What the system tells of a directory that was
+	// replaced may end the watch of the one in its place, so another look follows; a directory that cannot be watched at
+	// all wants none.
+	stirred int
 	next    <-chan time.Time
 }
 
@@ -31,7 +37,10 @@ func (f *follower) scan() {
 	if f.watchLinked(found.files) || news {
 		found = find(f.store.cfg.Paths)
 	}
-	f.soon = f.store.scanOf(found, f.touched)
+	if f.stirred++; !news {
+		f.stirred = 0
+	}
+	f.soon = f.store.scanOf(found, f.touched) || (news && f.stirred <= 3)
 	f.touched, f.next = nil, nil
 }
 
