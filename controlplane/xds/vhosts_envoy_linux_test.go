@@ -116,6 +116,12 @@ func TestEnvoyFollowsVirtualHostsThatChangeByThemselves(t *testing.T) {
 func TestEnvoyKeepsItsVirtualHostsOverAReconnect(t *testing.T) {
 	eachPartsEnvoy(t, twoHosts(t), func(t *testing.T, p *plane, e *envoytest.Envoy, address string) {
 		answers(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
+		testenv.Eventually(t, "the route configuration is there once more, behind its virtual hosts", func() error {
+			if n := stat(t, e, "http.l1.rds.r1.update_success"); n < 2 {
+				return fmt.Errorf("it came %d times", n)
+			}
+			return nil
+		})
 		p.inSync()
 		p.stop()
 		answers(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
