@@ -8,7 +8,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/e2e/meshapp"
 )
 
 const (
@@ -18,23 +18,7 @@ const (
 
 // The test binary is also the application of the mesh's workloads, and the guard of the mesh.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 {
-		switch os.Args[1] {
-		case "serve":
-			fmt.Fprintln(os.Stderr, serve(os.Getenv("PILOTFISH_NAME")))
-			os.Exit(1)
-		case "idle":
-			select {}
-		case "guard":
-			c := mesh.NewGuardCommand()
-			c.SetArgs(os.Args[2:])
-			if err := c.Execute(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		}
-	}
+	meshapp.Main(serve)
 	os.Exit(m.Run())
 }
 
