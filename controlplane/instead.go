@@ -17,8 +17,8 @@ import (
 // trials finds out which EnvoyFilters make one proxy's Envoy refuse resources that no check here finds anything wrong with.
 // The resources are made anew, with the version of a filter that was in force before, then without it, then without the
 // next one too, until the Envoy takes them; and then with each of those again, since it may have been none of the causes: what
-// an Envoy refuses for a reason that passes convicts nobody. What is left out stays so until the documents change or the proxy comes back. Where nothing helps no filter was the cause, and all stay. It is
-// used by its proxy's stream only.
+// an Envoy refuses for a reason that passes convicts nobody. What is left out stays so until the documents change or the
+// proxy comes back. Where nothing helps no filter was the cause, and all stay. It is used by its proxy's stream only.
 type trials struct {
 	proxy   *translate.Proxy
 	journal *journal

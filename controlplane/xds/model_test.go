@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// explore has clients of each protocol, and one that asks for clusters as it needs them, live through random changes, answers in any order and at any time, and
-// reconnects, and then compares what both have with what they should. Time is simulated.
+// explore has clients of each protocol, and one that asks for clusters as it needs them, live through random changes,
+// answers in any order and at any time, and reconnects, and then compares what both have with what they should. Time is simulated.
 func explore(t *testing.T, seed uint64, faults bool) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, map[bool]uint64{true: 1, false: 0}[faults]))
