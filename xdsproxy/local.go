@@ -11,7 +11,7 @@ import (
 
 // LocalType is a type of resource that is meant for the agent and not for Envoy: a table of names, say. The relay
 // subscribes to all of it once on each stream upstream, after Envoy's first request for listeners (before that, control
-// planes do not know the proxy), and answers the responses itself.
+// planes do not know the proxy), with what it has from streams before, and answers the responses itself.
 type LocalType struct {
 	TypeURL string
 	// Apply takes the contents of the resources of one response: the values of its Anys. An error rejects the response, and
@@ -30,13 +30,35 @@ func localTypes(types []LocalType) (map[string]LocalType, error) {
 	return locals, nil
 }
 
-// localRequests subscribe to all local types.
+// localRequests subscribe to all local types, and say which resources were applied: tables of names are large.
 func (r *Relay) localRequests(v variant) []*frame {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var frames []*frame
 	for _, l := range r.config.Local {
-		frames = append(frames, newStreamState(v).ask(&typeState{url: l.TypeURL, all: true, silently: true}, nil))
+		frames = append(frames, newStreamState(v).ask(&typeState{url: l.TypeURL, all: true, silently: true, held: r.applied[l.TypeURL]}, nil))
 	}
 	return frames
+}
+
+// holds books what was applied of a local type. Resources without a version of their own have to come again.
+func (r *Relay) holds(applied response) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held := r.applied[applied.typeURL]
+	if held == nil {
+		held = map[string]string{}
+		r.applied[applied.typeURL] = held
+	}
+	for _, name := range applied.removed {
+		delete(held, name)
+	}
+	for _, one := range applied.resources {
+		held[one.name] = one.version
+		if one.version == "" {
+			delete(held, one.name)
+		}
+	}
 }
 
 // applyLocal hands a response to who it is for, and gives the answer.
@@ -47,6 +69,8 @@ func (a *ascent) applyLocal(l LocalType, r response, f *frame) *frame {
 	}
 	if err != nil {
 		a.relay.log.Warn("the agent rejected a configuration of its own", "type", r.typeURL, "version", r.version, "reason", err)
+	} else {
+		a.relay.holds(r)
 	}
 	return reply(a.proto, r, r.version, nil, err)
 }

@@ -170,6 +170,8 @@ type Relay struct {
 
 	mu      sync.Mutex
 	current *session // the stream of Envoy in force
+	// applied are the versions of what local types were given, by type and name.
+	applied map[string]map[string]string
 	clients clients
 	order   succession
 
@@ -198,6 +200,7 @@ func New(config Config) (*Relay, error) {
 	}
 	r := &Relay{
 		config: config, log: config.Logger, book: book, uplink: newUplink(config, book), locals: locals, credentials: credentials,
+		applied: map[string]map[string]string{},
 	}
 	if err := r.registerLastGood(config.Metrics); err != nil {
 		return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
