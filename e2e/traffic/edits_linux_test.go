@@ -16,6 +16,10 @@ var edits = flag.Int("edits", 60, "random edits under traffic")
 // envoyVersion may be another: go test ./e2e/traffic -envoy 1.36.4
 var envoyVersion = flag.String("envoy", testenv.EnvoyVersion, "the version of Envoy")
 
+// life is how long certificates are good. An Envoy that gets no processor for nearly as long cannot take the next one in time,
+// as where other work has all of the machine for many edits.
+var life = flag.Duration("life", 24*time.Second, "how long certificates are good")
+
 // The roots of all certificates are replaced first, so that what is left of the old one has its time while documents change.
 func TestNoRequestOfACapturedMeshFailsWhateverIsChanged(t *testing.T) {
 	w := start(t, *envoyVersion)

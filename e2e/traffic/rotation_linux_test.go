@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"time"
 
 	adminv3 "github.com/envoyproxy/go-control-plane/envoy/admin/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
@@ -61,8 +62,10 @@ func (w *world) rotate(f *traffic) (onlyNew func()) {
 		return errors.Join(sameSet(roots, both), leaf.CheckSignatureFrom(next[0]))
 	})
 	step(ca.Retire)
+	outlived := time.After(*life)
 	return func() {
 		w.t.Helper()
+		<-outlived
 		each("trusts the new root alone", func(roots []*x509.Certificate, leaf *x509.Certificate) error {
 			return errors.Join(sameSet(roots, next), leaf.CheckSignatureFrom(next[0]))
 		})

@@ -81,14 +81,26 @@ spec:
 type world struct {
 	*mesh.Mesh
 	t     *testing.T
+	name  string
 	dir   string
 	state string
 	edits *meshedit.Mesh
 	ctx   context.Context
+	// placed is called once the instances have their addresses, before they are awaited; it may be nil.
+	placed func()
 }
 
 // start starts the mesh; more is told to its agents, by their environment.
 func start(t *testing.T, envoy string, more ...string) *world {
+	t.Helper()
+	w := lay(t, "traffic-"+strings.ReplaceAll(envoy, ".", "-"), meshedit.Options{})
+	w.make(envoy, more...)
+	w.run()
+	return w
+}
+
+// lay writes the documents of a mesh.
+func lay(t *testing.T, name string, services meshedit.Options) *world {
 	t.Helper()
 	if err := mesh.CanCapture(); err != nil {
 		t.Skip(err)
@@ -97,29 +109,34 @@ func start(t *testing.T, envoy string, more ...string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, dir: dir, state: filepath.Join(dir, "state"), edits: meshedit.New(23, meshedit.Options{Kept: kept, Port: portHTTP, TCPPort: portTCP, Workloads: true})}
-	name := "traffic-" + strings.ReplaceAll(envoy, ".", "-")
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	services.Kept, services.Port, services.TCPPort, services.Workloads = kept, portHTTP, portTCP, true
+	w := &world{t: t, name: name, dir: dir, state: filepath.Join(dir, "state"), edits: meshedit.New(23, services)}
 	w.write("mesh.yaml", strings.NewReplacer("NAME", name, "PORTS", ports).Replace(topology))
 	w.write("istio/constant.yaml", constant)
 	w.write("istio/edge.yaml", fmt.Sprintf(edge, 50, 50))
 	for _, document := range w.edits.Documents() {
 		w.write("istio/"+document.File(), string(document.Document))
 	}
-	top, err := mesh.Load(filepath.Join(dir, "mesh.yaml"))
+	return w
+}
+
+// make makes the mesh of the documents, without starting it.
+func (w *world) make(envoy string, more ...string) {
+	w.t.Helper()
+	top, err := mesh.Load(filepath.Join(w.dir, "mesh.yaml"))
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
 	w.Mesh, err = mesh.New(mesh.Config{
-		Topology: top, Environ: os.Environ(), RuntimeDir: filepath.Join(dir, "run"), StateDir: w.state, Network: mesh.Captured{},
-		EnvoyPath: testenv.EnvoyOf(t, envoy), GuardCommand: []string{os.Args[0], "guard"},
+		Topology: top, Environ: os.Environ(), RuntimeDir: filepath.Join(w.dir, "run"), StateDir: w.state, Network: mesh.Captured{},
+		EnvoyPath: testenv.EnvoyOf(w.t, envoy), GuardCommand: []string{os.Args[0], "guard"},
 		// They are renewed after a tenth of their life, and have much time left then.
-		AgentCommand: slices.Concat([]string{"/usr/bin/env", "SECRET_TTL=24s", "SECRET_GRACE_PERIOD_RATIO=0.9"}, more, []string{testenv.Bin(t, "pilotfish-agent")}),
+		AgentCommand: slices.Concat([]string{"/usr/bin/env", "SECRET_TTL=" + life.String(), "SECRET_GRACE_PERIOD_RATIO=0.9"}, more, []string{testenv.Bin(w.t, "pilotfish-agent")}),
 	})
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
-	w.run()
-	return w
 }
 
 // run runs the mesh until the test ends, and waits until it is ready.
@@ -134,8 +151,16 @@ func (w *world) run() {
 		if err := <-ended; err != nil {
 			w.t.Errorf("the mesh ended with %v", err)
 		}
-		_ = os.RemoveAll(w.dir)
 	})
+	if w.placed != nil {
+		testenv.Eventually(w.t, "the instances have addresses", func() error {
+			if len(w.Instances()) == 0 {
+				return errors.New("they have none")
+			}
+			return nil
+		})
+		w.placed()
+	}
 	patience, cancel := context.WithTimeout(ctx, 3*time.Minute) // so many processes at once take a machine that is busy long
 	defer cancel()
 	if err := w.WaitReady(patience); err != nil {

@@ -30,6 +30,8 @@ type Options struct {
 	Workloads bool
 	// TCPPort is that of TCP; 9000 when zero.
 	TCPPort uint32
+	// ClusterIP gives the address of a kept service, which has none when nil.
+	ClusterIP func(service int) string
 	// Wild allows edits that requests to kept services may notice: faults, redirects, policies that refuse, narrow
 	// Sidecars, services that come to share hosts. Without it, every request to a kept service whose path does not begin
 	// with /refused is answered by an instance of a kept service at every moment, if edits are applied one by one.

@@ -32,7 +32,11 @@ func (m *Mesh) putService(s *service) (Edit, bool) {
 	if m.ofMesh(s) {
 		ports = append(ports, object{"name": "tcp", "port": m.o.TCPPort})
 	}
-	return m.put(config.Service, "v1", m.namespace(s.number), s.name(), object{"selector": object{"app": s.name()}, "ports": ports})
+	spec := object{"selector": object{"app": s.name()}, "ports": ports}
+	if m.o.ClusterIP != nil && m.kept(s) {
+		spec["clusterIP"] = m.o.ClusterIP(s.number)
+	}
+	return m.put(config.Service, "v1", m.namespace(s.number), s.name(), spec)
 }
 
 func (m *Mesh) putWorkload(s *service, instance int) (Edit, bool) {
