@@ -98,9 +98,9 @@ func (s scope) resolution(se *networking.ServiceEntry) {
 	case networking.ServiceEntry_DYNAMIC_DNS:
 		for i, p := range se.GetPorts() {
 			switch strings.ToUpper(p.GetProtocol()) {
-			case "HTTP", "HTTP2", "GRPC", "GRPC-WEB":
+			case "HTTP", "HTTP2", "GRPC", "GRPC-WEB", "HTTPS", "TLS":
 			default:
-				s.item("ports", i).field("protocol").warn(p.GetProtocol(), "only requests name their host: callers reach what they resolve themselves", "name each host, and set resolution: DNS")
+				s.item("ports", i).field("protocol").warn(p.GetProtocol(), "only requests, and the handshakes of TLS, name their host: callers reach what they resolve themselves", "name each host, and set resolution: DNS")
 			}
 		}
 	}

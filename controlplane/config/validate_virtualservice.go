@@ -207,7 +207,7 @@ func (s scope) destination(d *networking.Destination) {
 		s.refuse("", "no destination", "name the host to send to")
 		return
 	}
-	s.field("host").host(d.GetHost())
+	s.field("host").serviceHost(d.GetHost())
 	if d.GetPort() != nil {
 		s.field("port").field("number").port(d.GetPort().GetNumber())
 	}
@@ -259,4 +259,13 @@ func (s scope) layer4(routes []*networking.RouteDestination) {
 		weights = append(weights, r.GetWeight())
 	}
 	s.weights(weights)
+}
+
+// serviceHost checks the name of a service, which may stand for all hosts of a domain.
+func (s scope) serviceHost(name string) {
+	if strings.HasPrefix(name, "*.") {
+		s.wildcardHost(name)
+		return
+	}
+	s.host(name)
 }

@@ -9,6 +9,8 @@ import (
 	dfpclusterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/dynamic_forward_proxy/v3"
 	dfpcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/dynamic_forward_proxy/v3"
 	dfpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/dynamic_forward_proxy/v3"
+	headertometadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_to_metadata/v3"
+	setfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 
@@ -45,10 +47,25 @@ func allowByName(options *httpv3.HttpProtocolOptions) {
 	options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: true}
 }
 
-func (p *Proxy) forwardByNameFilter() *hcmv3.HttpFilter {
-	return httpFilter("envoy.filters.http.dynamic_forward_proxy", &dfpv3.FilterConfig{
-		ImplementationSpecifier: &dfpv3.FilterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache(p.dnsFamily(registry.Passthrough))},
-	})
+// The filters that say which host and port a request to such a cluster goes to, as routes have it.
+const (
+	nameFilter  = "pilotfish.name"
+	placeFilter = "pilotfish.place"
+	// nameMetadata is where a request's host is kept, without a port.
+	nameMetadata = "pilotfish.name"
+)
+
+// forwardByNameFilters look up the host that a route has a request go to. Where no route says, as for what the mesh does
+// not know, it is the one that the request names.
+func (p *Proxy) forwardByNameFilters() []*hcmv3.HttpFilter {
+	return []*hcmv3.HttpFilter{
+		httpFilter(nameFilter, &headertometadatav3.Config{}),
+		httpFilter(placeFilter, &setfilterstatev3.Config{}),
+		httpFilter("envoy.filters.http.dynamic_forward_proxy", &dfpv3.FilterConfig{
+			ImplementationSpecifier:         &dfpv3.FilterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache(p.dnsFamily(registry.Passthrough))},
+			AllowDynamicHostFromFilterState: true,
+		}),
+	}
 }
 
 // anyByName says whether requests of a captured workload may go to the host that they name.

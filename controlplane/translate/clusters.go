@@ -155,12 +155,12 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 		c.instances, c.family = instances, p.dnsFamily(svc.Resolution)
 	case registry.Passthrough:
 		declared, _ := svc.Port(port)
-		c.byAddress = p.Interception == Redirect && p.Type == Sidecar && !(svc.ByName && declared.Protocol.IsHTTP())
+		c.byAddress = p.captured() && !(svc.ByName && saysName(declared.Protocol))
 		c.family = p.dnsFamily(svc.Resolution)
 	case registry.Static:
 		// Bytes go to the very workload that the caller chose; requests are balanced, as rules for their hosts have it.
 		declared, _ := svc.Port(port)
-		c.byAddress = svc.Headless() && !declared.Protocol.IsHTTP() && p.Interception == Redirect && p.Type == Sidecar
+		c.byAddress = svc.Headless() && !declared.Protocol.IsHTTP() && p.captured()
 	}
 	return c
 }

@@ -167,7 +167,7 @@ func (v view) passthroughChains(s server, r routing, vs *snapshot.VirtualService
 			out = append(out, &listenerv3.FilterChain{
 				Name:             name,
 				FilterChainMatch: sniMatch(m.GetSniHosts()),
-				Filters:          v.tcpFilters(s.traffic(), name, r.shares(vs, route.GetRoute())),
+				Filters:          v.namedFilters(s.traffic(), name, m.GetSniHosts(), r.shares(vs, route.GetRoute())),
 			})
 		}
 	}

@@ -109,7 +109,7 @@ func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 		out = append(out, callerFilters()...)
 	}
 	if t.byName {
-		out = append(out, v.p.forwardByNameFilter())
+		out = append(out, v.p.forwardByNameFilters()...)
 	}
 	out = append(out, v.pluginFilters(t, extensions.PluginPhase_UNSPECIFIED_PHASE)...)
 	if v.p.OnDemand && t.side == outboundSide {

@@ -223,7 +223,7 @@ func (v view) requestChain(g *gate, name string, mixed, names bool) *listenerv3.
 }
 
 func (v view) connectionChain(g *gate, name string, c gateChain) *listenerv3.FilterChain {
-	chain := &listenerv3.FilterChain{Name: name, Filters: v.tcpFilters(c.traffic, c.stat, c.to)}
+	chain := &listenerv3.FilterChain{Name: name, Filters: v.namedFilters(c.traffic, c.stat, c.match.names, c.to)}
 	if c.match.all() {
 		if g.routes != "" || len(g.chains) > 1 {
 			chain.Name += "_tcp"

@@ -23,10 +23,12 @@ type routing struct {
 	labels    map[string]string
 	// port is the service's port, or the gateway server's.
 	port uint32
+	// captured: where callers wanted to go is known.
+	captured bool
 }
 
 func (v view) routing(gateway string, port uint32) routing {
-	return routing{mesh: v.s.Mesh, scope: v.scope, gateway: gateway, namespace: v.p.Namespace, labels: v.p.Labels, port: port}
+	return routing{mesh: v.s.Mesh, scope: v.scope, gateway: gateway, namespace: v.p.Namespace, labels: v.p.Labels, port: port, captured: v.p.captured()}
 }
 
 // concerns says whether a condition's parts that are about the caller and the port are met.
@@ -75,7 +77,8 @@ func (r routing) serviceRoutes(svc *registry.Service) []*routev3.Route {
 		RetryPolicy:      r.retries(nil),
 		HashPolicy:       hashPolicies(r.scope.DestinationRule(svc).Traffic("", r.port)),
 	}
-	return []*routev3.Route{r.introduce(&routev3.Route{Name: "default", Match: everyPath(), Action: &routev3.Route_Route{Route: action}})}
+	route := &routev3.Route{Name: "default", Match: everyPath(), Action: &routev3.Route_Route{Route: action}}
+	return []*routev3.Route{r.introduce(r.boundByName(route))}
 }
 
 func everyPath() *routev3.RouteMatch {
@@ -128,7 +131,7 @@ func (r routing) route(vs *snapshot.VirtualService, rule *networking.HTTPRoute, 
 	}
 	addHeaders(out, rule.GetHeaders())
 	out.TypedPerFilterConfig = filterSettings(rule)
-	return r.introduce(out)
+	return r.introduce(r.boundByName(out))
 }
 
 func routeName(rule *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {

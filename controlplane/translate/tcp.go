@@ -134,6 +134,8 @@ func (v view) connectionRoutes(svc *registry.Service, port registry.Port, t traf
 		}
 	}
 	switch {
+	case svc.ByName && (port.Protocol == registry.TLS || port.Protocol == registry.HTTPS):
+		add(connectionMatch{names: []string{svc.Hostname}}, toCluster(own))
 	case !at.Addr().IsUnspecified():
 		add(connectionMatch{}, toCluster(own))
 	case port.Protocol == registry.TLS || port.Protocol == registry.HTTPS:

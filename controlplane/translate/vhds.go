@@ -104,12 +104,14 @@ type allHostsKey struct {
 	namespace string
 	labels    string
 	patches   string
+	captured  bool
 }
 
 // allHostsApart makes the list of all once for all proxies that it is the same for.
 func (v view) allHostsApart(route string, plan *hostPlan) ([]*xds.Resource, error) {
 	key := allHostsKey{
 		plan: plan, route: route, mesh: v.s.Mesh, namespace: v.p.Namespace, labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
+		captured: v.p.captured(),
 	}
 	return v.scopeLists().get(key, func() ([]*xds.Resource, error) { return v.plannedHostsApart(route, plan.hosts) })
 }
@@ -163,13 +165,14 @@ func apartResource(route string, host *routev3.VirtualHost) (*xds.Resource, erro
 
 // plainHostKey is all that the virtual host of a service without rules depends on.
 type plainHostKey struct {
-	route   string
-	svc     *registry.Service
-	port    uint32
-	domains string
-	rule    *snapshot.DestinationRule
-	mesh    *meshconfig.MeshConfig
-	patches string
+	route    string
+	svc      *registry.Service
+	port     uint32
+	domains  string
+	rule     *snapshot.DestinationRule
+	mesh     *meshconfig.MeshConfig
+	patches  string
+	captured bool
 }
 
 // ruledHostKey is all that a virtual host with rules depends on. Of the scope that is what the rules lead to, or all.
@@ -188,13 +191,14 @@ type ruledHostKey struct {
 	name      string
 	labels    string
 	// patches are those of EnvoyFilters.
-	patches string
+	patches  string
+	captured bool
 }
 
 func (v view) ruledHostKey(route string, h planned) ruledHostKey {
 	key := ruledHostKey{
 		rule: h.rule, svc: h.svc, own: v.scope.DestinationRule(h.svc), port: h.port, domains: strings.Join(h.domains, " "), mesh: v.s.Mesh,
-		route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
+		route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route), captured: v.p.captured(),
 	}
 	if h.rule.AsksNamespace() {
 		key.namespace = v.p.Namespace
@@ -211,7 +215,7 @@ func (v view) ruledHostKey(route string, h planned) ruledHostKey {
 func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
 	var key any = plainHostKey{
 		route: route, svc: h.svc, port: h.port, domains: strings.Join(h.domains, " "),
-		rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route),
+		rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route), captured: v.p.captured(),
 	}
 	if h.svc == nil || h.rule != nil && len(h.rule.Spec.GetHttp()) > 0 {
 		key = v.ruledHostKey(route, h)

@@ -19,13 +19,15 @@ type routesKey struct {
 	name   string
 	labels string // those that rules ask for, with their values
 	apart  bool   // without the virtual hosts
+	// captured decides what becomes of hosts that are looked up by name.
+	captured bool
 	// patches are those of EnvoyFilters.
 	patches string
 }
 
 // cachedRoutes makes a route configuration once for all proxies that it is the same for.
 func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
-	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels(), apart: v.p.HostsApart, patches: v.patchesOfRoutes(name)}
+	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels(), apart: v.p.HostsApart, captured: v.p.captured(), patches: v.patchesOfRoutes(name)}
 	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
 		routes := build()
 		r, err := xds.NewResource(name, v.patchRoutes(name, acceptable(routes), v.domainsApart(name)))

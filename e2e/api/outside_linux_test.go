@@ -21,7 +21,7 @@ func (w *world) openOutside(t *testing.T) {
 		portServerFirst: func(l net.Listener) { _ = s.accept(l, true) },
 		portTLS: func(l net.Listener) {
 			h := s.httpServer()
-			h.TLSConfig = w.ca.ServerConfig(t, "outside.example", "*.tls.example")
+			h.TLSConfig = w.ca.ServerConfig(t, "outside.example", "*.tls.example", "host.pilotfish.internal")
 			h.TLSConfig.NextProtos = []string{"h2", "http/1.1"}
 			h.TLSConfig.ClientAuth, h.TLSConfig.ClientCAs = tls.VerifyClientCertIfGiven, w.ca.Pool()
 			_ = h.Serve(tls.NewListener(l, h.TLSConfig))
