@@ -28,6 +28,9 @@ type CASource struct {
 	config  CAConfig
 	id      string // SPIFFE ID
 	metrics *caMetrics
+	disks   disks
+	// trustWake has the trust file followed anew.
+	trustWake chan struct{}
 	subscribers
 
 	warmOnce sync.Once
@@ -53,7 +56,13 @@ func NewCASource(config CAConfig) (*CASource, error) {
 	if err := config.setDefaults(); err != nil {
 		return nil, err
 	}
-	c := &CASource{config: config, id: spiffeID(config), metrics: newCAMetrics()}
+	c := &CASource{config: config, id: spiffeID(config), metrics: newCAMetrics(), trustWake: make(chan struct{}, 1)}
+	c.disks.resumed = func() {
+		select {
+		case c.trustWake <- struct{}{}:
+		default:
+		}
+	}
 	if err := c.metrics.register(config.Metrics); err != nil {
 		return nil, fmt.Errorf("sds: registering metrics: %w", err)
 	}

@@ -25,6 +25,7 @@ type FileConfig struct {
 type FileSource struct {
 	config FileConfig
 	subscribers
+	disks disks
 
 	mu       sync.Mutex
 	material Material
@@ -70,14 +71,22 @@ func (s *FileSource) Run(ctx context.Context) error {
 		debounce: s.config.Debounce, clock: s.config.Clock, log: s.config.Logger, failed: func() {},
 		paths: func() []string { return []string{s.config.CertFile, s.config.KeyFile, s.config.RootFile} },
 		wake:  make(chan struct{}, 1),
-		check: s.check,
+		check: s.check, disks: &s.disks,
 	}
+	s.disks.resumed = w.poke
 	w.run(ctx)
 	return nil
 }
 
 func (s *FileSource) check() (well bool) {
-	m, err := s.read()
+	took := false
+	if err := s.disks.around(s.config.CertFile, func() { took = s.take(s.read()) }); err != nil {
+		return s.take(Material{}, err)
+	}
+	return took
+}
+
+func (s *FileSource) take(m Material, err error) (well bool) {
 	s.mu.Lock()
 	repeated := err != nil && s.problem != nil && s.problem.Error() == err.Error()
 	s.problem = err

@@ -10,6 +10,7 @@ type metrics struct {
 	secretFailures prometheus.Counter
 	nacks          prometheus.Counter
 	outputFailures prometheus.Counter
+	stalls         prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -18,6 +19,7 @@ func newMetrics() *metrics {
 		secretFailures: newCounter("istio_agent_num_file_secret_failures_total", "Secrets that could not be read from their files."),
 		nacks:          newCounter("pilotfish_sds_nacks_total", "Secrets that Envoy rejected."),
 		outputFailures: newCounter("pilotfish_sds_output_failures_total", "Times that the identity could not be written to its directory."),
+		stalls:         newCounter("pilotfish_sds_disk_stalls_total", "Times that a file system did not answer that certificates are read from or written to."),
 	}
 }
 
@@ -26,7 +28,7 @@ func newCounter(name, help string) prometheus.Counter {
 }
 
 func (m *metrics) register(registerer prometheus.Registerer, s *Server) error {
-	return registerAll(registerer, m.watchFailures, m.secretFailures, m.nacks, m.outputFailures, &expiry{
+	return registerAll(registerer, m.watchFailures, m.secretFailures, m.nacks, m.outputFailures, m.stalls, &expiry{
 		server: s,
 		desc: prometheus.NewDesc("istio_agent_cert_expiry_seconds",
 			"Seconds until a certificate that is served expires; negative once it has.", []string{"resource_name"}, nil),

@@ -37,6 +37,7 @@ type outlet struct {
 	log     *slog.Logger
 	metrics *metrics
 	changes chan struct{}
+	disks   *disks
 
 	mu      sync.Mutex
 	problem string
@@ -47,6 +48,7 @@ func newOutlet(config Config, secrets *store, m *metrics) *outlet {
 		output: config.Output, secrets: secrets, clock: config.Clock, log: config.Logger, metrics: m,
 		changes: make(chan struct{}, 1),
 	}
+	o.disks = &disks{resumed: o.poke, stood: m.stalls.Inc}
 	if o.output.Mode == 0 {
 		o.output.Mode = 0o600
 	}
@@ -84,9 +86,15 @@ func (o *outlet) write() bool {
 	if m.Leaf == nil || len(m.Roots) == 0 {
 		return true
 	}
-	err := replaceFiles(o.output.Dir, o.output.Mode, []content{
-		{keyFile, m.Key}, {chainFile, m.Chain}, {rootsFile, o.secrets.anchors.join(m.Roots)},
+	var failed error
+	err := o.disks.ask(o.output.Dir, func() {
+		failed = replaceFiles(o.output.Dir, o.output.Mode, []content{
+			{keyFile, m.Key}, {chainFile, m.Chain}, {rootsFile, o.secrets.anchors.join(m.Roots)},
+		})
 	})
+	if err == nil {
+		err = failed
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err == nil {

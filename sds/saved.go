@@ -42,11 +42,17 @@ func (c *CASource) restore() {
 
 func (c *CASource) readSaved() (signed, PrivateKey, error) {
 	files := Files(c.config.Saved)
-	m, err := readPair(files.CertFile, files.KeyFile)
-	if err != nil {
-		return signed{}, nil, err
+	var m Material
+	var text []byte
+	var failed error
+	err := c.disks.ask(c.config.Saved, func() {
+		if m, failed = readPair(files.CertFile, files.KeyFile); failed == nil {
+			text, failed = readBounded(files.RootFile)
+		}
+	})
+	if err == nil {
+		err = failed
 	}
-	text, err := readBounded(files.RootFile)
 	if err != nil {
 		return signed{}, nil, err
 	}

@@ -23,6 +23,7 @@ type store struct {
 	watch   *watch
 	crlFile string
 	anchors anchors
+	disks   *disks
 
 	mu      sync.Mutex
 	entries map[string]*entry
@@ -46,9 +47,10 @@ func newStore(config Config, m *metrics) *store {
 		entries: make(map[string]*entry), streams: make(map[chan struct{}]bool), made: make(map[string]*secret),
 		extras: extras{provider: config.KeyProvider},
 	}
+	s.disks = &disks{resumed: s.resumed, stood: m.stalls.Inc}
 	s.watch = &watch{
 		debounce: config.Debounce, clock: config.Clock, log: config.Logger, failed: m.watchFailures.Inc,
-		paths: s.paths, check: s.reload, wake: make(chan struct{}, 1),
+		paths: s.paths, check: s.reload, wake: make(chan struct{}, 1), disks: s.disks,
 	}
 	if s.source != nil {
 		s.source.Subscribe(s.invalidate)
@@ -110,20 +112,31 @@ func (s *store) acquire(name string) error {
 	if err != nil {
 		return err
 	}
+	e, fresh, err := s.entry(f)
+	if err != nil {
+		return err
+	}
+	if fresh {
+		s.load(e)
+		s.watch.poke()
+	}
+	return nil
+}
+
+// entry gives what is known of a name. It is fresh while it was never read to the end.
+func (s *store) entry(f files) (e *entry, fresh bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.entries[name]; e != nil {
+	if e := s.entries[f.name]; e != nil {
 		e.users++
-		return nil
+		return e, e.secret == nil && e.problem == "", nil
 	}
 	if len(s.entries) >= mostEntries {
-		return fmt.Errorf("the secret %q is one more than the %d files that are served", name, mostEntries)
+		return nil, false, fmt.Errorf("the secret %q is one more than the %d files that are served", f.name, mostEntries)
 	}
-	e := &entry{files: f, users: 1}
-	s.entries[name] = e
-	s.load(e)
-	s.watch.poke()
-	return nil
+	e = &entry{files: f, users: 1}
+	s.entries[f.name] = e
+	return e, true, nil
 }
 
 // release ends what acquire began.
@@ -204,15 +217,19 @@ func (s *store) paths() []string {
 
 // reload reads the files that were touched and says whether all of them are well.
 func (s *store) reload() (well bool) {
-	s.mu.Lock()
-	well = true
 	revoked := s.loadRevocations()
-	changed := revoked
-	for _, e := range s.entries {
+	s.mu.Lock()
+	entries := slices.Collect(maps.Values(s.entries))
+	s.mu.Unlock()
+	changed := false
+	for _, e := range entries {
 		changed = s.load(e) || changed
+	}
+	s.mu.Lock()
+	well = s.extras.revoked.problem == ""
+	for _, e := range s.entries {
 		well = well && e.problem == ""
 	}
-	well = well && s.extras.revoked.problem == ""
 	if changed && !revoked {
 		s.tell()
 	}
@@ -223,13 +240,34 @@ func (s *store) reload() (well bool) {
 	return well
 }
 
-// loadRevocations reads the revocation lists. The caller holds the lock.
+// resumed reads what changed while a file system did not answer, and tells of what it has answered.
+func (s *store) resumed() {
+	s.invalidate()
+	s.watch.poke()
+}
+
+// loadRevocations reads the revocation lists.
 func (s *store) loadRevocations() (changed bool) {
 	if s.crlFile == "" {
 		return false
 	}
+	took := false
+	if err := s.disks.around(s.crlFile, func() {
+		read, err := readRevocations(s.crlFile)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		took = s.revoke(read, err)
+	}); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.revoke(revocations{}, err)
+	}
+	return took
+}
+
+// revoke takes revocation lists over, and says whether they are others. The caller holds the lock.
+func (s *store) revoke(read revocations, err error) (changed bool) {
 	old := s.extras.revoked
-	read, err := readRevocations(s.crlFile)
 	switch {
 	case err != nil:
 		if err.Error() != old.problem {
@@ -266,9 +304,33 @@ func (s *store) providerRefused(reason string) {
 }
 
 // load reads one resource's files and says whether it changed. What cannot be read, or does not fit together, leaves
-// the last good secret in place. The caller holds the lock.
+// the last good secret in place. Nobody is kept from the others meanwhile.
 func (s *store) load(e *entry) (changed bool) {
-	changed, err := e.refresh(s.extras)
+	took := false
+	if err := s.disks.around(e.paths()[0], func() { took = s.read(e) }); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.take(e, false, err)
+	}
+	return took
+}
+
+// read is called for one file of a directory at a time.
+func (s *store) read(e *entry) (changed bool) {
+	s.mu.Lock()
+	next, x := *e, s.extras
+	s.mu.Unlock()
+	changed, err := next.refresh(x)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		e.material, e.secret, e.stamps, e.extras = next.material, next.secret, next.stamps, next.extras
+	}
+	return s.take(e, changed, err)
+}
+
+// take notes what came of reading a resource's files. The caller holds the lock.
+func (s *store) take(e *entry, changed bool, err error) bool {
 	if err != nil {
 		if problem := err.Error(); problem != e.problem { // once a cause, not once an attempt
 			e.problem = problem

@@ -35,7 +35,7 @@ func (c *CASource) watchTrust(ctx context.Context) {
 	w := &watch{
 		debounce: c.config.Debounce, clock: c.config.Clock, log: c.config.Logger, failed: func() {},
 		paths: func() []string { return []string{c.config.TrustFile} },
-		wake:  make(chan struct{}, 1),
+		wake:  c.trustWake, disks: &c.disks,
 		check: func() bool {
 			well, changed := c.readTrust()
 			if changed {
@@ -53,7 +53,12 @@ func (c *CASource) readTrust() (well, changed bool) {
 	if c.config.TrustFile == "" {
 		return true, false
 	}
-	certs, err := readTrustFile(c.config.TrustFile)
+	var certs []*x509.Certificate
+	var failed error
+	err := c.disks.around(c.config.TrustFile, func() { certs, failed = readTrustFile(c.config.TrustFile) })
+	if err == nil {
+		err = failed
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -36,11 +37,14 @@ type watch struct {
 	// paths gives the files to watch now; check reads them and says whether all is well.
 	paths func() []string
 	check func() (well bool)
-	// wake asks for the files to be followed anew: the set of them is another one.
+	// wake asks for the files to be followed anew: the set of them is another one, or a file system answers again.
 	wake chan struct{}
+	// disks are asked about the files.
+	disks *disks
 
 	notifier *filewatch.Watcher     // nil while there are no files, or when it cannot be had
 	mute     bool                   // it cannot be had
+	stands   bool                   // it waits for a file system, which keeps it
 	spots    map[spot]bool          // what is waited for
 	watched  map[string]fs.FileInfo // directories, by the names that they had
 }
@@ -84,7 +88,8 @@ func (w *watch) run(ctx context.Context) {
 // poll is how often files are read although nothing is heard.
 func (w *watch) poll() time.Duration {
 	for dir := range w.watched {
-		if !tells(dir) {
+		var heard bool
+		if w.disks.ask(dir, func() { heard = tells(dir) }) != nil || !heard {
 			return slowPoll
 		}
 	}
@@ -126,6 +131,7 @@ func (w *watch) await(ctx context.Context, wait time.Duration) (heard bool) {
 		case <-timeout:
 			return false
 		case <-w.wake:
+			w.restore()
 			if w.follow(w.paths()) {
 				return true
 			}
@@ -180,8 +186,8 @@ func (w *watch) concerns(event fsnotify.Event) bool {
 // add watches a directory, and says whether it was not watched before: another one has its name since one above it was
 // moved, or since something was mounted over it.
 func (w *watch) add(dir string) bool {
-	is, err := os.Stat(dir)
-	if err != nil { // it may have gone this moment, and is found anew then
+	var is fs.FileInfo // nil where there is none: it may have gone this moment, and is found anew then
+	if w.notifier == nil || w.disks.ask(dir, func() { is, _ = os.Stat(dir) }) != nil || is == nil {
 		return false
 	}
 	was := w.watched[dir]
@@ -192,11 +198,30 @@ func (w *watch) add(dir string) bool {
 		_ = w.notifier.Remove(dir)
 		delete(w.watched, dir)
 	}
-	if w.notifier.Add(dir) != nil {
+	notifier := w.notifier
+	var err error
+	if w.disks.ask(dir, func() { err = notifier.Add(dir) }) != nil {
+		w.abandon()
+		return false
+	}
+	if err != nil {
 		return false
 	}
 	w.watched[dir] = is
 	return true
+}
+
+// abandon does without the notifier, which waits for a file system and lets nobody else use it meanwhile.
+func (w *watch) abandon() {
+	go func(notifier *filewatch.Watcher) { _ = notifier.Close() }(w.notifier)
+	w.notifier, w.mute, w.stands = nil, true, true
+}
+
+// restore tries a notifier again, after one that was abandoned: a file system may answer again.
+func (w *watch) restore() {
+	if w.stands {
+		w.mute, w.stands, w.watched = false, false, nil
+	}
 }
 
 // follow brings the watched directories in line with the paths, and says whether there are new ones: what happened in
@@ -209,16 +234,17 @@ func (w *watch) follow(paths []string) (more bool) {
 		return len(paths) > 0
 	}
 	spots, wanted := make(map[spot]bool), make(map[string]bool)
-	for _, path := range paths {
-		for _, s := range spotsOf(path) {
-			spots[s], wanted[s.dir] = true, true
-		}
+	for _, s := range w.look(paths) {
+		spots[s], wanted[s.dir] = true, true
 	}
 	w.spots = spots
 	for dir := range wanted {
 		if w.add(dir) {
 			more = true
 		}
+	}
+	if w.notifier == nil {
+		return true
 	}
 	for dir := range w.watched {
 		if !wanted[dir] {
@@ -227,4 +253,29 @@ func (w *watch) follow(paths []string) (more bool) {
 		}
 	}
 	return more
+}
+
+// look finds the places that decide what the paths lead to, but for those that cannot be told at present.
+func (w *watch) look(paths []string) []spot {
+	var all []spot
+	for dir, group := range byDirectory(paths) {
+		var spots []spot
+		if w.disks.ask(dir, func() {
+			for _, path := range group {
+				spots = append(spots, spotsOf(path)...)
+			}
+		}) == nil {
+			all = append(all, spots...)
+		}
+	}
+	return all
+}
+
+func byDirectory(paths []string) map[string][]string {
+	groups := make(map[string][]string)
+	for _, path := range paths {
+		dir := filepath.Dir(path)
+		groups[dir] = append(groups[dir], path)
+	}
+	return groups
 }

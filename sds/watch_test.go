@@ -21,7 +21,7 @@ func TestDirectoryThatCameInAnothersPlaceIsFollowed(t *testing.T) {
 		write(t, file, []byte("text"))
 	}
 	lay()
-	w := &watch{debounce: time.Millisecond, clock: SystemClock{}, log: slog.New(slog.DiscardHandler), failed: func() {}, wake: make(chan struct{}, 1)}
+	w := &watch{debounce: time.Millisecond, clock: SystemClock{}, log: slog.New(slog.DiscardHandler), failed: func() {}, wake: make(chan struct{}, 1), disks: &disks{}}
 	defer w.close()
 	if !w.follow([]string{file}) {
 		t.Fatal("the directory is not watched")

@@ -90,9 +90,7 @@ func TestDiskThatHangsDoesNotKeepEnvoyFromTheControlPlane(t *testing.T) {
 		LastGood: LastGood{Dirs: []string{t.TempDir()}, Wait: time.Millisecond, patience: 50 * time.Millisecond}})
 	conn := dialRelay(t, relay)
 	hangs, hung := make(chan struct{}), make(chan struct{})
-	relay.mu.Lock()
-	relay.keeper.put(func() { close(hung); <-hangs })
-	relay.mu.Unlock()
+	keeperOf(t, relay).put(func() { close(hung); <-hangs })
 	defer close(hangs)
 	<-hung
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())

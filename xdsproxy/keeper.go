@@ -28,7 +28,7 @@ const (
 
 // keeper writes what Envoy accepts, beside the streams. A nil keeper keeps nothing.
 type keeper struct {
-	store *lastgood.Store
+	store *lastgood.Store // set before it is in force
 	log   *slog.Logger
 	todo  chan func()
 	stage atomic.Uint64
@@ -42,11 +42,15 @@ type keeper struct {
 	behind bool   // something was not written because of the disk's slowness
 }
 
-func newKeeper(store *lastgood.Store, log *slog.Logger) *keeper {
-	if store == nil {
-		return nil
-	}
-	return &keeper{store: store, log: log, todo: make(chan func(), maxKeeping), standing: standing{patience: keepPatience, halted: make(chan struct{})}}
+// newKeeper makes one that is to be given a store.
+func newKeeper(log *slog.Logger) *keeper {
+	return &keeper{log: log, todo: make(chan func(), maxKeeping), standing: standing{patience: keepPatience, halted: make(chan struct{})}}
+}
+
+// runUntil closes written when all is.
+func (k *keeper) runUntil(ctx context.Context, written chan<- struct{}) {
+	defer close(written)
+	k.run(ctx)
 }
 
 // run writes until the context ends, and then what is still waiting.

@@ -28,6 +28,7 @@ type LastGood struct {
 
 	retry, patience time.Duration
 	stands          time.Duration // after which a disk is given up that does not answer
+	opening         func()        // before a directory is opened
 }
 
 func (c *LastGood) setDefaults() {
@@ -48,8 +49,8 @@ type LastGoodStatus struct {
 	Kept *lastgood.Status `json:"kept,omitempty"`
 }
 
-// openLastGood takes the directory. What cannot be kept is no reason not to serve.
-func (r *Relay) openLastGood() {
+// openLastGood takes the directory. What cannot be kept is no reason not to serve: then there is none.
+func (r *Relay) openLastGood() *lastgood.Store {
 	c := r.config.LastGood
 	config := lastgood.Config{MaxBytes: c.MaxBytes, MaxMemory: c.MaxMemory, Logger: r.log, Now: r.config.Now}
 	store, err := openFirst(config, c.Dirs)
@@ -60,12 +61,7 @@ func (r *Relay) openLastGood() {
 		r.log.Warn("the last good configuration is not kept; an Envoy that starts will wait for a control plane",
 			"error", err, "remedy", "make the directory writable, or name another")
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.keeper = newKeeper(store, r.log)
-	if r.keeper != nil {
-		r.keeper.standing.patience, r.keeper.standing.spare = c.stands, r.newSpare
-	}
+	return store
 }
 
 // openFirst opens the first of the directories that can be used.
@@ -91,24 +87,74 @@ func openMemory(config lastgood.Config, dirs []string, why error) (*lastgood.Sto
 	return lastgood.Open(config)
 }
 
-// runKeeper writes until stop is called.
+// runKeeper writes until stop is called. It waits for the directory, but not for long.
 func (r *Relay) runKeeper() (stop func()) {
-	r.openLastGood()
-	if r.keeper == nil {
-		return func() {}
-	}
 	ctx, cancel := context.WithCancel(context.Background())
-	k, written := r.keeper, make(chan struct{})
+	opened := make(chan *lastgood.Store, 1)
 	go func() {
-		defer close(written)
-		k.run(ctx)
+		if opening := r.config.LastGood.opening; opening != nil {
+			opening()
+		}
+		opened <- r.openLastGood()
 	}()
+	timer := time.NewTimer(r.config.LastGood.stands)
+	defer timer.Stop()
+	k, written := r.newKeeper(), make(chan struct{})
+	select {
+	case k.store = <-opened:
+		if k.store == nil {
+			cancel()
+			return func() {}
+		}
+		r.setKeeper(k)
+		go k.runUntil(ctx, written)
+	case <-timer.C:
+		k.beginStanding()
+		if k.inForce() != k {
+			r.setKeeper(k)
+		}
+		go r.openLate(ctx, k, opened, written)
+	}
 	return func() {
 		cancel()
 		k.end(written)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.keeper = nil
+		r.setKeeper(nil)
+	}
+}
+
+func (r *Relay) newKeeper() *keeper {
+	k := newKeeper(r.log)
+	k.standing.patience, k.standing.spare = r.config.LastGood.stands, r.newSpare
+	return k
+}
+
+func (r *Relay) setKeeper(k *keeper) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keeper = k
+}
+
+// openLate takes over from the spare once the disk has let itself be opened.
+func (r *Relay) openLate(ctx context.Context, k *keeper, opened <-chan *lastgood.Store, written chan<- struct{}) {
+	select {
+	case <-ctx.Done():
+		go closeLate(opened)
+		return
+	case k.store = <-opened:
+	}
+	if k.store == nil {
+		return
+	}
+	k.standing.turn.Lock()
+	k.goOn()
+	k.standing.turn.Unlock()
+	r.setKeeper(k)
+	k.runUntil(ctx, written)
+}
+
+func closeLate(opened <-chan *lastgood.Store) {
+	if store := <-opened; store != nil {
+		store.Close()
 	}
 }
 

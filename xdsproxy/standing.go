@@ -86,6 +86,13 @@ func (k *keeper) stand() {
 		"inMemory", spare != nil, "after", k.standing.patience, "remedy", "look at the file system of the directory that it is kept in")
 }
 
+// beginStanding is for a disk that stands still from the start.
+func (k *keeper) beginStanding() {
+	k.standing.turn.Lock()
+	defer k.standing.turn.Unlock()
+	k.stand()
+}
+
 // goOn takes over from the spare; the caller has the turn.
 func (k *keeper) goOn() {
 	k.mu.Lock()
@@ -110,7 +117,8 @@ func (r *Relay) newSpare() *keeper {
 		r.log.Warn("the last good configuration is not kept in memory either", "error", err)
 		return nil
 	}
-	spare := newKeeper(store, r.log)
+	spare := newKeeper(r.log)
+	spare.store = store
 	ctx, cancel := context.WithCancel(context.Background())
 	var writing sync.WaitGroup
 	writing.Go(func() { spare.run(ctx) })

@@ -2,11 +2,27 @@ package xdsproxy
 
 import (
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
+
+// keeperOf waits for what a relay writes with.
+func keeperOf(t *testing.T, r *Relay) (k *keeper) {
+	t.Helper()
+	testenv.Eventually(t, "the relay has what it writes with", func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if k = r.keeper; k == nil {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	return k
+}
 
 // takeAll takes what a control plane sends when it is asked for everything anew.
 func (e *envoyLike) takeAll() {
@@ -31,7 +47,7 @@ func TestDiskThatComesToAStandGivesWayToMemoryUntilItGoesOn(t *testing.T) {
 	cp.set(clusterType, "a", "2")
 	all["Cluster a"] = "2"
 	hangs := make(chan struct{})
-	disk := relay.keeper
+	disk := keeperOf(t, relay)
 	disk.put(func() { <-hangs })
 	goOn := func() { close(hangs) }
 	defer func() { goOn() }()
@@ -66,5 +82,52 @@ func TestDiskThatComesToAStandGivesWayToMemoryUntilItGoesOn(t *testing.T) {
 	kept(t, relay, began)
 	if k := relay.Status().LastGood.Kept; k.Memory != 0 || k.Bytes == 0 {
 		t.Errorf("%+v", k)
+	}
+}
+
+// TestDiskThatDoesNotLetItselfBeOpenedHoldsNothingUp: the agent starts on a disk that stands still.
+func TestDiskThatDoesNotLetItselfBeOpenedHoldsNothingUp(t *testing.T) {
+	cp := newKeepingControlPlane()
+	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
+	hangs := make(chan struct{})
+	relay, _ := run(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true},
+		LastGood: LastGood{Dirs: []string{t.TempDir()}, MaxMemory: 1 << 20, Wait: time.Millisecond, stands: 50 * time.Millisecond, opening: func() { <-hangs }}})
+	goOn := sync.OnceFunc(func() { close(hangs) })
+	defer goOn()
+	envoy := newEnvoyLike(t, relay)
+	envoy.start("a", "b")
+	all := map[string]string{"Cluster a": "1", "Cluster b": "1", "ClusterLoadAssignment a": "1", "ClusterLoadAssignment b": "1", "Listener in": "1"}
+	envoy.expect("while the disk cannot be opened", all)
+	kept(t, relay, time.Time{})
+	if k := relay.Status().LastGood.Kept; !k.InMemory || relay.stalls() != 1 {
+		t.Errorf("%d stalls, %+v", relay.stalls(), k)
+	}
+	goOn()
+	envoy.takeAll() // to be kept on the disk
+	kept(t, relay, time.Time{})
+	testenv.Eventually(t, "it is on the disk", func() error {
+		if k := relay.Status().LastGood.Kept; k.File == "" || k.InMemory || k.Marked.IsZero() {
+			return fmt.Errorf("%+v", k)
+		}
+		return nil
+	})
+	stopControlPlane()
+	envoy = newEnvoyLike(t, relay)
+	envoy.start("a", "b")
+	envoy.expect("from the disk", all)
+}
+
+// TestRelayEndsThoughItsDiskWasNeverOpened: without memory, too, in which case there is no spare.
+func TestRelayEndsThoughItsDiskWasNeverOpened(t *testing.T) {
+	for _, memory := range []int64{0, 1 << 20} {
+		address, _ := newKeepingControlPlane().upstream().listen(t, "127.0.0.1:0", nil)
+		hangs, opening := make(chan struct{}), make(chan struct{})
+		relay, stop := run(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true},
+			LastGood: LastGood{Dirs: []string{t.TempDir()}, MaxMemory: memory, stands: time.Millisecond, opening: func() { close(opening); <-hangs }}})
+		<-opening
+		envoy := newEnvoyLike(t, relay)
+		envoy.start("a", "b")
+		stop()
+		close(hangs)
 	}
 }

@@ -46,6 +46,8 @@ func TestMain(m *testing.M) {
 		err = client(os.Stdin, os.Stdout)
 	case "server":
 		err = serve(address)
+	case "files":
+		err = serveFiles(address)
 	default:
 		flag.Parse()
 		_ = flag.Set("test.parallel", "8") // most tests only wait
