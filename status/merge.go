@@ -114,15 +114,11 @@ func (s *Server) merger(w io.Writer, f exposition.Format) *exposition.Merger {
 	return m
 }
 
-// begin asks all sources at once.
+// begin asks all sources, Envoy last.
 func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration) *scrape {
 	end := time.Now().Add(took)
 	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept")), early: end.Add(-took / 4)}
 	apps := s.Metrics.Applications
-	if address := s.envoyStats(r.URL.RawQuery); address != "" {
-		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: mostEnvoyFamilies}}
-		s.ask(ctx, sc.envoy, address, acceptText, nil)
-	}
 	accept := acceptText
 	if sc.accepted.OpenMetrics {
 		accept = acceptBoth
@@ -135,8 +131,14 @@ func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration)
 		}
 		sc.apps = append(sc.apps, s.ask(ctx, src, app.URL, accept, r.Header))
 	}
+	foreseen := s.foresee()
+	if address := s.envoyStats(r.URL.RawQuery); address != "" {
+		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: mostEnvoyFamilies}}
+		s.ask(ctx, sc.envoy, address, acceptText, nil)
+	}
 	sc.agent = &source{kind: sourceAgent}
 	sc.own, sc.agent.err = s.gather()
+	<-foreseen // which gathering has waited for, too
 	return sc
 }
 

@@ -2,6 +2,7 @@ package status
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -35,4 +36,29 @@ func (m *readinessMetric) Collect(values chan<- prometheus.Metric) {
 		}
 		values <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, value, p.Part)
 	}
+}
+
+// foresight is how long a scrape waits for the parts' readiness before it goes on without.
+const foresight = 20 * time.Millisecond
+
+// foresee asks for the readiness that the agent's own metrics will tell, before Envoy is asked for its statistics: while
+// Envoy puts those together it answers nobody, and all that the agent has of its own would wait for it. The channel is
+// closed when all parts have answered.
+func (s *Server) foresee() (done <-chan struct{}) {
+	known := make(chan struct{})
+	if s.Registerer == nil || s.Metrics.Envoy == nil {
+		close(known)
+		return known
+	}
+	go func() {
+		defer close(known)
+		s.Readiness()
+	}()
+	timer := time.NewTimer(foresight)
+	defer timer.Stop()
+	select {
+	case <-known:
+	case <-timer.C:
+	}
+	return known
 }

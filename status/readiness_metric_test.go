@@ -1,0 +1,63 @@
+package status
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+)
+
+// asked is what was asked of Envoy, in order.
+type asked struct {
+	mu   sync.Mutex
+	what []string
+}
+
+func (a *asked) note(what string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.what = append(a.what, what)
+}
+
+// An Envoy that puts its statistics together answers nothing else before it has.
+func TestAScrapeAsksForReadinessBeforeEnvoyIsBusyWithItsStatistics(t *testing.T) {
+	var a asked
+	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
+		a.note("statistics")
+		text("envoy_x 1\n")(w, r)
+	}))
+	checks := []Check{{Name: "envoy", Func: func() health.Condition { a.note("readiness"); return health.Well }}}
+	registry := agentMetrics()
+	_, url := run(t, Config{Gatherer: registry, Registerer: registry, Metrics: m, Checks: checks})
+	if got := call(t, "GET", url+"/metrics").body; !strings.Contains(got, "\nenvoy_x 1\n") || !strings.Contains(got, "\npilotfish_ready{part=\"envoy\"} 1\n") {
+		t.Errorf("%q", got)
+	}
+	if a.mu.Lock(); a.what[0] != "readiness" {
+		t.Errorf("it asked for %q", a.what)
+	}
+	a.mu.Unlock()
+}
+
+func TestAScrapeAsksEnvoyAlthoughAPartDoesNotSayWhetherItIsReady(t *testing.T) {
+	statistics := make(chan struct{})
+	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
+		close(statistics)
+		text("envoy_x 1\n")(w, r)
+	}))
+	checks := []Check{{Name: "slow", Func: func() health.Condition {
+		select {
+		case <-statistics:
+		case <-time.After(20 * time.Second):
+			t.Error("Envoy was not asked")
+		}
+		return health.Well
+	}}}
+	registry := agentMetrics()
+	_, url := run(t, Config{Gatherer: registry, Registerer: registry, Metrics: m, Checks: checks})
+	if got := call(t, "GET", url+"/metrics", timeoutHeader, "60").body; !strings.Contains(got, "\nenvoy_x 1\n") {
+		t.Errorf("%q", got)
+	}
+}
