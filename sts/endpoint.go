@@ -194,10 +194,34 @@ func (r reply) refusal(from string) error {
 		Description string `json:"error_description"`
 	}
 	if json.Unmarshal(r.body, &e) != nil || e.Error == "" {
-		return fmt.Errorf("%s answered with status %d", from, r.status)
+		return r.stranger(from)
 	}
 	if r.status >= http.StatusBadRequest && passedOn[e.Error] {
 		return refuse(e.Error, "%s: %s", from, presentable(e.Description))
 	}
 	return fmt.Errorf("%s answered with status %d, %s: %s", from, r.status, presentable(e.Error), presentable(e.Description))
+}
+
+// stranger is an error in another form than OAuth's. Google's exchange has both: its own form when the API is not enabled
+// for a project, for instance, or too much was asked of it.
+func (r reply) stranger(from string) error {
+	said := r.googleError()
+	if said == "" {
+		return fmt.Errorf("%s answered with status %d", from, r.status)
+	}
+	return fmt.Errorf("%s answered with status %d, %s", from, r.status, said)
+}
+
+// googleError is what an error in the form of Google's APIs says, or nothing.
+func (r reply) googleError() string {
+	var e struct {
+		Error struct {
+			Status  string `json:"status"`
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(r.body, &e) != nil || e.Error.Status == "" && e.Error.Message == "" {
+		return ""
+	}
+	return presentable(e.Error.Status) + ": " + presentable(e.Error.Message)
 }

@@ -149,16 +149,12 @@ func parseAccessToken(r reply) (Token, error) {
 	var answer struct {
 		AccessToken string    `json:"accessToken"`
 		ExpireTime  time.Time `json:"expireTime"`
-		Error       struct {
-			Status  string `json:"status"`
-			Message string `json:"message"`
-		} `json:"error"`
 	}
 	err := json.Unmarshal(r.body, &answer)
 	access := Secret(answer.AccessToken)
 	switch {
 	case r.status != http.StatusOK:
-		return Token{}, fmt.Errorf("status %d %s: %s", r.status, presentable(answer.Error.Status), presentable(answer.Error.Message))
+		return Token{}, fmt.Errorf("status %d %s", r.status, r.googleError())
 	case err != nil || !isCredential(access) || answer.ExpireTime.IsZero():
 		return Token{}, fmt.Errorf("the answer has no accessToken and expireTime that could be read")
 	}

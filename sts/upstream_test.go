@@ -319,6 +319,10 @@ func TestGooglesErrorsAreTold(t *testing.T) {
 		"PERMISSION_DENIED":   {"serviceAccounts", denied, 403},
 		"no accessToken":      {"serviceAccounts", `{"accessToken":"at"}`, 200},
 		"after 5 attempts":    {"serviceAccounts", "", 503},
+		"NOT_FOUND: Gaia id":  {"serviceAccounts", `{"error":{"code":404,"message":"Gaia id not found for email a@b","status":"NOT_FOUND","details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo"}]}}`, 404},
+		"status 429 ":         {"serviceAccounts", `<html>`, 429},
+		"API has not been":    {"token", `{"error":{"code":403,"message":"Security Token Service API has not been used in project 1","status":"PERMISSION_DENIED"}}`, 403},
+		"status 404":          {"token", `<!DOCTYPE html>`, 404},
 		"invalid_grant: http": {"token", `{"error":"invalid_grant","error_description":"no such pool"}`, 400},
 		"federated token":     {"token", "", 500},
 	} {
