@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -113,6 +114,37 @@ func (s scope) loadBalancer(lb *networking.LoadBalancerSettings) {
 		s.field("warmup").field("minimumPercent").percent(w.GetMinimumPercent().GetValue())
 	}
 	s.field("localityLbSetting").localities(lb.GetLocalityLbSetting())
+	s.zones(lb)
+}
+
+// automaticLabels are what zone-aware routing goes by in any case.
+var automaticLabels = []string{"topology.kubernetes.io/region", "topology.kubernetes.io/zone", "topology.istio.io/subzone"}
+
+func (s scope) zones(lb *networking.LoadBalancerSettings) {
+	setting := lb.GetZoneAwareLbSetting()
+	if setting == nil {
+		return
+	}
+	at := s.field("zoneAwareLbSetting")
+	if lb.GetLocalityLbSetting() != nil {
+		at.refuse("", "excludes localityLbSetting", "keep one")
+	}
+	if lb.GetConsistentHash() != nil {
+		at.warn("", "requests that are hashed go to one endpoint, in whatever zone", "keep one of the two")
+	}
+	if n := setting.GetMinClusterSize(); n != nil && n.GetValue() == 0 {
+		at.field("minClusterSize").refuse(0, "not a number of endpoints", "give 1 or more")
+	}
+	for i, f := range setting.GetFailover() {
+		if f.GetFrom() == "" || f.GetTo() == "" || f.GetFrom() == f.GetTo() {
+			at.item("failover", i).refuse(f.GetTo(), "not from one region to another", "give from and to")
+		}
+	}
+	for i, label := range setting.GetFailoverPriority() {
+		if key, _, _ := strings.Cut(label, "="); slices.Contains(automaticLabels, key) {
+			at.item("failoverPriority", i).refuse(label, "regions, zones and subzones are told apart in any case", "remove it")
+		}
+	}
 }
 
 func (s scope) localities(setting *networking.LocalityLoadBalancerSetting) {

@@ -47,6 +47,7 @@ func (a *affected) all(types ...string) { a.touches.AddAll(types...) }
 func (a *affected) services(change snapshot.Change) {
 	for _, svc := range change.Services {
 		if a.local(svc) {
+			a.touches.Add(xds.EndpointType, localCluster)
 			a.all(xds.ClusterType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 		}
 		if a.scope.MaySee(svc) {
@@ -70,6 +71,9 @@ func (a *affected) services(change snapshot.Change) {
 		}
 	}
 	for _, svc := range change.Endpoints {
+		if a.local(svc) {
+			a.touches.Add(xds.EndpointType, localCluster)
+		}
 		if a.scope.MaySee(svc) && svc.Headless() && a.p.Interception == Redirect {
 			a.all(xds.ListenerType)
 		}

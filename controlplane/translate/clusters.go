@@ -123,6 +123,8 @@ type outbound struct {
 	credential credential
 	// near is where the caller is, if its endpoints are chosen by that.
 	near string
+	// zoned: the caller knows which zones the like of it are in.
+	zoned bool
 }
 
 func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
@@ -149,7 +151,7 @@ func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
 
 func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uint32, rule *snapshot.DestinationRule) outbound {
 	instances := s.Instances(svc)
-	c := outbound{svc: svc, port: port, rule: rule, mesh: s.Mesh, facts: instances.Facts(port)}
+	c := outbound{svc: svc, port: port, rule: rule, mesh: s.Mesh, facts: instances.Facts(port), zoned: p.SelfDiscovery}
 	switch svc.Resolution {
 	case registry.DNS, registry.DNSRoundRobin:
 		c.instances, c.family = instances, p.dnsFamily(svc.Resolution)
@@ -201,7 +203,8 @@ func (c outbound) build() *clusterv3.Cluster {
 	if cluster.LbPolicy != clusterv3.Cluster_CLUSTER_PROVIDED {
 		cluster.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}}
 		loadBalance(cluster, traffic.LoadBalancer)
-		if len(localitySetting(c.mesh, traffic).GetDistribute()) > 0 && cluster.CommonLbConfig != nil {
+		c.routeByZone(cluster, traffic)
+		if zoneSetting(traffic) == nil && len(localitySetting(c.mesh, traffic).GetDistribute()) > 0 && cluster.CommonLbConfig != nil {
 			cluster.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
 				LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
 			}

@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"slices"
 	"sort"
 	"strings"
 
@@ -17,7 +18,13 @@ import (
 // Endpoints are the load assignments of the named clusters; names that lead nowhere are left out. No names at all: those
 // of every cluster that gets its endpoints by EDS.
 func Endpoints(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
-	return newView(s, p).serviceAssignments(names)
+	v := newView(s, p)
+	out, err := v.serviceAssignments(names)
+	if err != nil || !p.SelfDiscovery || !slices.Contains(names, localCluster) {
+		return out, err
+	}
+	own, err := v.ownWorkload()
+	return append(slices.Clone(out), own), err
 }
 
 // assignments finds the clusters of the names.

@@ -59,6 +59,8 @@ type alike struct {
 	envoy        [3]uint32
 	// place is where it is, and what it is, where endpoints are chosen by that.
 	place string
+	// zoned: it knows which zones the like of it are in.
+	zoned bool
 	// account is whose Secrets it may have, where rules name any.
 	account account
 	// patches are those of EnvoyFilters to clusters.
@@ -81,7 +83,7 @@ func (v view) account() account {
 func (v view) alike() alike {
 	return alike{
 		proxyType: v.p.Type, interception: v.p.Interception, ipv4: v.p.IPv4, ipv6: v.p.IPv6, envoy: v.p.EnvoyVersion,
-		place: v.place(), account: v.account(), patches: v.patches.ClustersKey(),
+		place: v.place(), zoned: v.p.SelfDiscovery, account: v.account(), patches: v.patches.ClustersKey(),
 	}
 }
 

@@ -42,6 +42,9 @@ func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networkin
 
 // place is where a caller is, as far as a cluster's endpoints are chosen by it.
 func (c outbound) place(p *Proxy) string {
+	if zones := zoneSetting(c.rule.Traffic(c.subset, c.port)); zones != nil {
+		return zonePlace(p, zones)
+	}
 	setting := localitySetting(c.mesh, c.rule.Traffic(c.subset, c.port))
 	switch {
 	case setting == nil:
@@ -79,8 +82,12 @@ func labelOf(labels map[string]string, locality, network, key string) string {
 
 // spread orders a cluster's localities for a caller, by the setting in force.
 func (c outbound) spread(cla *endpointv3.ClusterLoadAssignment, eps []snapshot.Endpoint) {
-	setting := localitySetting(c.mesh, c.rule.Traffic(c.subset, c.port))
 	kind, at, _ := strings.Cut(c.near, " ")
+	if zones := zoneSetting(c.rule.Traffic(c.subset, c.port)); zones != nil {
+		cla.Endpoints = byPriority(eps, func(e snapshot.Endpoint) int { return zonePriority(e, zones, strings.Split(at, "\x00")) })
+		return
+	}
+	setting := localitySetting(c.mesh, c.rule.Traffic(c.subset, c.port))
 	switch {
 	case setting == nil || len(cla.Endpoints) == 0:
 	case len(setting.GetDistribute()) > 0:

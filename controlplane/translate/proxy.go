@@ -103,6 +103,8 @@ type Proxy struct {
 	Instead *Instead
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
+	// SelfDiscovery: it asks for where the like of it are, for zone-aware routing.
+	SelfDiscovery bool
 }
 
 // Upstream is a listener of a sidecar for one port of a service.
@@ -152,6 +154,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	p.Metadata = textOf(node.GetMetadata())
 	p.IstioVersion = p.Metadata["ISTIO_VERSION"]
 	p.Scope = m.Scope
+	p.SelfDiscovery, _ = strconv.ParseBool(p.Metadata["ENABLE_SELF_DISCOVERY"])
 	p.Proxyless, p.Certificates = m.Generator == grpcGenerator, m.Certificates != ""
 	version := node.GetUserAgentBuildVersion().GetVersion()
 	p.Network, p.Locality = m.Network, localityName(node.GetLocality())

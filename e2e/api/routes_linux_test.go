@@ -236,6 +236,41 @@ spec: {host: $HOST, trafficPolicy: `
 		{name: "hash by query", ports: []string{"http"}, docs: policy + `{loadBalancer: {consistentHash: {httpQueryParameterName: k, ringHash: {minimumRingSize: 128}}}}}`, check: stays("X-Any", numbered)},
 		{name: "hash by cookie", ports: []string{"http"}, docs: policy + `{loadBalancer: {consistentHash: {httpCookie: {name: user, ttl: 0s}}}}}`,
 			check: stays("Cookie", func(i int) string { return "user=" + numbered(i) })},
+		{name: "zones as callers are spread over them", ports: []string{"http"}, docs: `
+apiVersion: v1
+kind: Service
+metadata: {name: $HOST-callers}
+spec: {selector: {app: client}, ports: [{name: tcp, port: 1}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: $HOST-twin}
+spec: {address: 192.0.2.51, labels: {app: client}, locality: near/b}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST.aware, $HOST.plain]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{number: 80, name: http, protocol: HTTP, targetPort: 8080}]
+  endpoints:
+  - {address: $V1, locality: near/a, serviceAccount: server}
+  - {address: $V2, locality: near/b, serviceAccount: server}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: $HOST}
+spec: {host: $HOST.aware, trafficPolicy: {loadBalancer: {zoneAwareLbSetting: {minClusterSize: 1}}}}
+`, check: func(w *world, host string) error {
+			near, err := w.servers(20, "client", "http://"+host+".aware/")
+			if err != nil || near["v1"] != 20 {
+				return fmt.Errorf("aware of zones: %v %w", near, err)
+			}
+			both, err := w.servers(20, "client", "http://"+host+".plain/")
+			return is(err == nil && both["v1"] > 0 && both["v2"] > 0, "unaware of them: %v %v", both, err)
+		}},
 		{name: "failover and distribution by locality", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
