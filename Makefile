@@ -20,7 +20,7 @@ LINT     := go tool -modfile=tools/go.mod staticcheck
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 .PHONY: check-tools
 check-tools:
@@ -67,6 +67,11 @@ test: lint build envoy istiod unbound iptables promtool containerd ## everything
 	@cd e2e/oauth && go test -mod=mod ./... # a module of its own, whose go.mod may lag behind this one's
 	@cd e2e/peers && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod ./...
 	@cd e2e/sandbox && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod ./...
+
+.PHONY: kubernetes
+kubernetes: build envoy containerd ## the CNI plugin in a real Kubernetes cluster of one node, which is built first (6 minutes the first time)
+	@scripts/kubernetes.sh
+	@cd e2e/kubernetes && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod -count=1 -timeout 30m ./...
 
 .PHONY: lint
 lint: check-tools ## format, vet and static analysis

@@ -55,7 +55,7 @@ func compose(ctx context.Context, s *settings, logger *slog.Logger) (*nodeAgent,
 	cache := node.NewCache(node.CacheConfig{API: api, Node: s.node, Logger: logger, Changed: func(e kube.Event) { repairer.Changed(e) }})
 	ready := func() health.Condition { return both(a.installer.Health(), cache.Health()) }
 	metrics := node.NewMetrics(cache, ready)
-	if a.installer, err = newInstaller(s, metrics, logger); err != nil {
+	if a.installer, err = newInstaller(s, api, metrics, logger); err != nil {
 		return nil, err
 	}
 	if repairer, err = newRepairer(s, api, cache, metrics, logger); err != nil {
@@ -110,13 +110,16 @@ func listen(ctx context.Context, c node.ServerConfig) (*node.Server, error) {
 	}
 }
 
-func newInstaller(s *settings, metrics *node.Metrics, logger *slog.Logger) (*install.Installer, error) {
+func newInstaller(s *settings, api *kube.Client, metrics *node.Metrics, logger *slog.Logger) (*install.Installer, error) {
 	c := install.Config{
 		Binary: filepath.Join(s.binaryDir, install.PluginType), Tombstone: filepath.Join(s.binaryDir, "pilotfish-cni-tombstone"),
 		BinDirs: s.binDirs, ConfDir: s.confDir, ConfName: s.confName, Mode: s.mode, Plugin: s.plugin(),
 		Kubeconfig: s.kubeconfigPath(), KubeconfigMode: fs.FileMode(s.kubeconfigMode), Server: s.api.Server,
 		TokenFile: filepath.Join(s.serviceAccount, "token"), CAFile: s.caFile(), SkipTLSVerify: s.skipTLSVerify,
 		Results: s.resultsDir, Logger: logger,
+	}
+	if api != nil {
+		c.Token = kube.NewLastingToken(api, nil, logger).Token
 	}
 	if metrics != nil {
 		c.Tell = func(result string) { metrics.Installs.WithLabelValues(result).Inc() }

@@ -55,7 +55,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 			if err := s.resolve(c.Root().PersistentFlags()); err != nil {
 				return err
 			}
-			in, err := newInstaller(s, nil, s.logger(c.ErrOrStderr()))
+			in, err := newInstaller(s, nil, nil, s.logger(c.ErrOrStderr()))
 			if err != nil {
 				return err
 			}

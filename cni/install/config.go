@@ -40,9 +40,11 @@ type Config struct {
 	Kubeconfig     string
 	KubeconfigMode fs.FileMode // 0: 0600
 	Server         string      // URL of the API server
-	TokenFile      string
-	CAFile         string
-	SkipTLSVerify  bool
+	TokenFile      string      // of the pod
+	// Token gives the plugin's token; nil: that of TokenFile.
+	Token         func() (string, error)
+	CAFile        string
+	SkipTLSVerify bool
 
 	// Results is where container runtimes keep what they know of sandboxes; "": /var/lib/cni/results.
 	Results string

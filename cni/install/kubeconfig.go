@@ -15,13 +15,9 @@ func (in *Installer) kubeconfig() ([]byte, error) {
 	if in.config.Server == "" {
 		return nil, errors.New("the API server's URL is not known (is this a pod? is KUBERNETES_SERVICE_HOST there?)")
 	}
-	token, err := read(in.config.TokenFile, 1<<20)
+	text, err := in.token()
 	if err != nil {
 		return nil, fmt.Errorf("the service account's token: %w", err)
-	}
-	text := strings.TrimSpace(string(token.content))
-	if text == "" {
-		return nil, fmt.Errorf("the service account's token %s is not there, or empty", in.config.TokenFile)
 	}
 	cluster := map[string]any{"server": in.config.Server}
 	switch {
@@ -46,4 +42,19 @@ func (in *Installer) kubeconfig() ([]byte, error) {
 		"contexts":        []any{map[string]any{"name": name, "context": map[string]any{"cluster": "local", "user": name}}},
 		"current-context": name,
 	})
+}
+
+func (in *Installer) token() (string, error) {
+	if in.config.Token != nil {
+		return in.config.Token()
+	}
+	token, err := read(in.config.TokenFile, 1<<20)
+	if err != nil {
+		return "", err
+	}
+	text := strings.TrimSpace(string(token.content))
+	if text == "" {
+		return "", fmt.Errorf("%s is not there, or empty", in.config.TokenFile)
+	}
+	return text, nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,8 +19,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 )
 
-// Token is the one that the server takes.
-const Token = "token-of-the-test"
+// Token is one that the server takes: that of a pod of service account pilotfish-system/pilotfish-cni.
+const Token = "e30.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6cGlsb3RmaXNoLXN5c3RlbTpwaWxvdGZpc2gtY25pIn0.signature"
+
+// TokenPath is where that service account asks for others.
+const TokenPath = "/api/v1/namespaces/pilotfish-system/serviceaccounts/pilotfish-cni/token"
 
 // Server is the API server.
 type Server struct {
@@ -34,6 +38,8 @@ type Server struct {
 	asked    map[string]int
 	objects  map[string]string // other objects by path: daemon sets
 	expiring bool
+	tokens   []string // that were given
+	life     time.Duration
 }
 
 type event struct {
@@ -44,7 +50,7 @@ type event struct {
 
 // New starts a server for the time of the test.
 func New(t testing.TB) *Server {
-	s := &Server{pods: map[string]agentapi.Pod{}, changed: make(chan struct{}), asked: map[string]int{}, objects: map[string]string{}}
+	s := &Server{pods: map[string]agentapi.Pod{}, changed: make(chan struct{}), asked: map[string]int{}, objects: map[string]string{}, life: time.Hour}
 	s.Server = httptest.NewTLSServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
 		s.CloseClientConnections()
@@ -164,8 +170,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case broken != 0:
 		refuse(w, broken, "Broken")
-	case r.Header.Get("Authorization") != "Bearer "+Token:
+	case !s.knows(r.Header.Get("Authorization")):
 		refuse(w, http.StatusUnauthorized, "Unauthorized")
+	case r.Method == http.MethodPost && r.URL.Path == TokenPath:
+		s.giveToken(w, r)
 	case object != "":
 		fmt.Fprint(w, object)
 	case r.URL.Path == "/api/v1/pods" && r.URL.Query().Get("watch") == "true":
@@ -175,6 +183,38 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	default:
 		s.one(w, r)
 	}
+}
+
+// Shorten bounds the life of tokens that are given from now on, of which 0 is none: then they are refused.
+func (s *Server) Shorten(life time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.life = life
+}
+
+func (s *Server) knows(authorization string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	token, is := strings.CutPrefix(authorization, "Bearer ")
+	return is && (token == Token || slices.Contains(s.tokens, token))
+}
+
+func (s *Server) giveToken(w http.ResponseWriter, r *http.Request) {
+	var request struct {
+		Spec struct{ ExpirationSeconds int64 }
+	}
+	_ = json.NewDecoder(r.Body).Decode(&request)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	life := min(time.Duration(request.Spec.ExpirationSeconds)*time.Second, s.life)
+	if life <= 0 {
+		refuse(w, http.StatusForbidden, "Forbidden")
+		return
+	}
+	s.tokens = append(s.tokens, fmt.Sprintf("lasting-%d", len(s.tokens)+1))
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "TokenRequest", "status": map[string]any{
+		"token": s.tokens[len(s.tokens)-1], "expirationTimestamp": time.Now().Add(life).UTC().Format(time.RFC3339)}})
 }
 
 func refuse(w http.ResponseWriter, code int, reason string) {

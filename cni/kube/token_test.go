@@ -1,0 +1,85 @@
+package kube_test
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/kube"
+	"github.com/pilotfish-mesh/pilotfish/cni/kube/kubetest"
+)
+
+// lasting is a token, and a clock for it that is ahead.
+func lasting(t *testing.T, server *kubetest.Server) (token func() string, ahead *time.Duration, log *bytes.Buffer) {
+	t.Helper()
+	ahead, log = new(time.Duration), &bytes.Buffer{}
+	l := kube.NewLastingToken(server.Client(t), func() time.Time { return time.Now().Add(*ahead) }, slog.New(slog.NewTextHandler(log, nil)))
+	return func() string {
+		t.Helper()
+		token, err := l.Token()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}, ahead, log
+}
+
+func TestTokenThatOutlivesThePodIsRenewedInTime(t *testing.T) {
+	server := kubetest.New(t)
+	token, ahead, _ := lasting(t, server)
+	if token() != "lasting-1" || token() != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 1 {
+		t.Error("it is asked for more than once")
+	}
+	*ahead = 29 * time.Minute
+	if got := token(); got != "lasting-1" {
+		t.Errorf("before half of its life: %s", got)
+	}
+	*ahead = 31 * time.Minute
+	if got := token(); got != "lasting-2" {
+		t.Errorf("after half of its life: %s", got)
+	}
+	c := server.Config()
+	c.Token = token()
+	client, err := kube.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	if _, _, err := client.Pods(t.Context(), "node"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTokenStaysWhileTheAPIServerGivesNoOther(t *testing.T) {
+	server := kubetest.New(t)
+	token, ahead, log := lasting(t, server)
+	token()
+	server.Shorten(0)
+	*ahead = 40 * time.Minute
+	if token() != "lasting-1" || token() != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 2 {
+		t.Error("it is lost, or asked for without a pause")
+	}
+	*ahead = 61 * time.Minute
+	if token() != kubetest.Token || strings.Count(log.String(), "level=WARN") != 1 {
+		t.Errorf("past its end it is not the pod's own: %s", log)
+	}
+	*ahead = 62 * time.Minute
+	server.Shorten(3 * time.Hour)
+	if got := token(); got != "lasting-2" {
+		t.Errorf("when the API server is back: %s", got)
+	}
+}
+
+func TestPodsOwnTokenIsTakenWhereTheRightToAnotherIsMissing(t *testing.T) {
+	server := kubetest.New(t)
+	server.Shorten(0)
+	token, _, log := lasting(t, server)
+	if token() != kubetest.Token || !strings.Contains(log.String(), "403 Forbidden") || !strings.Contains(log.String(), "serviceaccounts/token") {
+		t.Errorf("%s", log)
+	}
+	if strings.Contains(log.String(), "signature") {
+		t.Error("the token is in the log")
+	}
+}

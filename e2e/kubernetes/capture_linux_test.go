@@ -1,0 +1,31 @@
+package kubernetes
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestTrafficOfAnInjectedPodGoesThroughItsEnvoy(t *testing.T) {
+	c := theCluster(t)
+	c.deploy(t)
+	p := pod("web")
+	web, webAddress := c.running(t, injected(p, c.envoySidecar(t, p)))
+	db, dbAddress := c.running(t, pod("db"))
+	c.answers(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
+	c.answers(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote=127.0.0.6")
+	if answer := c.get(db, dbAddress); !strings.HasPrefix(answer, "200 through=[] host=db") {
+		t.Errorf("within a pod that is not captured: %s", answer)
+	}
+}
+
+func TestPodThatIsRefusedSaysWhyInItsEvents(t *testing.T) {
+	c := theCluster(t)
+	c.deploy(t)
+	name := c.create(t, injected(pod("bad"), idleSidecar(), "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.1/8"))
+	c.eventSays(t, name, `pod default/bad is not started, as its settings for the mesh are refused; annotation traffic.sidecar.istio.io/includeOutboundIPRanges: --istio-service-cidr: "10.0.0.1/8" has host bits: write 10.0.0.0/8`)
+	if phase := c.mustKubectl(t, "get", "pod", name, "-o", "jsonpath={.status.phase}"); phase != "Pending" {
+		t.Errorf("the pod is %s", phase)
+	}
+	c.mustKubectl(t, "annotate", "pod", name, "--overwrite", "traffic.sidecar.istio.io/includeOutboundIPRanges=10.0.0.0/8")
+	c.within(t, "the pod starts once it is mended", func() error { return c.is("pod/"+name, "{.status.phase}", "Running") })
+}

@@ -1,0 +1,7 @@
+module github.com/pilotfish-mesh/pilotfish/e2e/kubernetes
+
+go 1.26.0
+
+replace github.com/pilotfish-mesh/pilotfish => ../..
+
+require github.com/pilotfish-mesh/pilotfish v0.0.0
