@@ -1,0 +1,213 @@
+package sds
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+)
+
+// spireLike serves on one socket what SPIRE's agent serves there, in its forms: the Workload API, and secrets in SotW only, each
+// in a new version with every update, trust domains apart from each other even where there is one, and a stream that ends
+// with the first name that the workload has no right to. It is no SPIRE: that one was not to be had for the tests.
+type spireLike struct {
+	*workloadAPI
+	secretv3.UnimplementedSecretDiscoveryServiceServer
+}
+
+func (s *spireLike) register(server *grpc.Server) {
+	s.workloadAPI.register(server)
+	secretv3.RegisterSecretDiscoveryServiceServer(server, s)
+}
+
+func (s *spireLike) StreamSecrets(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
+	requests := make(chan *discoveryv3.DiscoveryRequest)
+	go func() {
+		defer close(requests)
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			select {
+			case requests <- r:
+			case <-stream.Context().Done():
+				return
+			}
+		}
+	}()
+	var asked []string
+	nonce := ""
+	for version := 1; ; version++ {
+		s.mu.Lock()
+		current, changes := s.current, s.changes
+		s.mu.Unlock()
+		for waiting := true; waiting; {
+			select {
+			case r, ok := <-requests:
+				if !ok {
+					return nil
+				}
+				if nonce != "" && r.ResponseNonce != nonce || slices.Equal(asked, r.ResourceNames) {
+					continue
+				}
+				asked, waiting = r.ResourceNames, false
+			case <-changes:
+				waiting = asked == nil
+				s.mu.Lock()
+				current, changes = s.current, s.changes
+				s.mu.Unlock()
+			}
+		}
+		resources, err := spireSecrets(current, asked)
+		if err != nil {
+			return err
+		}
+		nonce = hex.EncodeToString([]byte(fmt.Sprint(rand.Uint32())))
+		if err := stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: secretType, VersionInfo: fmt.Sprint(version), Nonce: nonce, Resources: resources}); err != nil {
+			return err
+		}
+	}
+}
+
+// spireSecrets has the names that SPIRE's settings have by default.
+func spireSecrets(r *workload.X509SVIDResponse, names []string) (packed []*anypb.Any, err error) {
+	own := r.Svids[0]
+	domain, _ := trustDomain("spiffe://" + strings.Split(own.SpiffeId, "/")[2])
+	domains := map[string][]byte{domain: pemOf(own.Bundle)}
+	for _, name := range names {
+		made := &tlsv3.Secret{Name: name}
+		switch name {
+		case DefaultName, own.SpiffeId:
+			made.Type = &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
+				CertificateChain: inline(pemOf(own.X509Svid)), PrivateKey: inline(pemKey(own.X509SvidKey))}}
+		case "ALL", RootName:
+			for id, bundle := range r.FederatedBundles {
+				if name == "ALL" {
+					domains[strings.TrimPrefix(id, "spiffe://")] = pemOf(bundle)
+				}
+			}
+			validator, err := domainValidator(domains)
+			if err != nil {
+				return nil, err
+			}
+			made.Type = &tlsv3.Secret_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{CustomValidatorConfig: validator}}
+		default:
+			return nil, status.Errorf(codes.InvalidArgument, "workload is not authorized for the requested identities [%q]", name)
+		}
+		one, err := anypb.New(made)
+		if err != nil {
+			return nil, err
+		}
+		packed = append(packed, one)
+	}
+	return packed, nil
+}
+
+func pemKey(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}
+
+func pemOf(der []byte) []byte {
+	certs, _ := x509.ParseCertificates(der)
+	return encodeCertificates(certs)
+}
+
+func TestEnvoyLivesOnASocketThatIsServedAsSPIREServesIts(t *testing.T) {
+	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
+		for _, roots := range []string{RootName, "ALL"} {
+			t.Run(version+" "+roots, func(t *testing.T) { t.Parallel(); livesOnSPIRE(t, version, roots) })
+		}
+	}
+}
+
+func livesOnSPIRE(t *testing.T, version, roots string) {
+	const own, foreign = "spiffe://cluster.local/ns/default/sa/productpage", "spiffe://other.example/ns/default/sa/productpage"
+	dir, root, other := t.TempDir(), testpki.New(t, "root"), testpki.New(t, "other")
+	spire := &spireLike{workloadAPI: newWorkloadAPI()}
+	renew := func() (serial string) {
+		one := svid(t, root, identity)
+		spire.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{one}, FederatedBundles: map[string][]byte{"spiffe://other.example": other.Cert.Raw}})
+		certs, err := x509.ParseCertificates(one.X509Svid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return certs[0].SerialNumber.String()
+	}
+	first := renew()
+	stop := listenUnix(t, dir+"/sds", spire.register)
+	if found := LookOutside(context.Background(), dir+"/sds"); found != OutsideSDS {
+		t.Errorf("found %q", found)
+	}
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
+	t.Cleanup(backend.Close)
+	port := testenv.FreePort(t)
+	bootstrap := fmt.Sprintf(envoyBootstrap, port, "GRPC", backend.Listener.Addr().(*net.TCPAddr).Port)
+	envoytest.Start(t, testenv.EnvoyOf(t, version), dir, strings.Replace(bootstrap, "name: ROOTCA", "name: "+roots, 1))
+	shows := func(what, serial string) {
+		t.Helper()
+		testenv.Eventually(t, what, func() error {
+			return expectSerial(func(client *testpki.Authority) (string, error) { return handshake(t, port, client, root) }, root, serial)
+		})
+	}
+	shows("Envoy serves with the first certificate", first)
+	shows("Envoy serves with the second", renew())
+	last := renew()
+	shows("Envoy serves with the third", last)
+	if err := visitAs(t, port, other, foreign); (err == nil) != (roots == "ALL") {
+		t.Errorf("the other domain: %v", err)
+	}
+	if visitAs(t, port, other, own) == nil {
+		t.Error("an authority of the other domain speaks for ours")
+	}
+
+	stop()
+	shows("Envoy serves while nobody listens", last)
+	if err := visitAs(t, port, root, own); err != nil {
+		t.Error(err)
+	}
+	after := renew()
+	listenUnix(t, dir+"/sds", spire.register)
+	shows("Envoy serves with what came meanwhile", after)
+}
+
+// The same socket is a Workload API, from which the agent itself has the identity, where it is told to.
+func TestSocketThatIsServedAsSPIREServesItsGivesTheAgentItsIdentity(t *testing.T) {
+	dir, root, other := t.TempDir(), testpki.New(t, "root"), testpki.New(t, "other")
+	spire := &spireLike{workloadAPI: newWorkloadAPI()}
+	spire.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)}, FederatedBundles: map[string][]byte{"spiffe://other.example": other.Cert.Raw}})
+	listenUnix(t, dir+"/agent.sock", spire.register)
+	source := workloadSource(t, dir+"/agent.sock")
+	server := startServer(t, Config{Source: source})
+	nextSerial(t, source, "")
+	stream := sotwStream(t, server)
+	stream.ask("", RootName)
+	secret := decode(t, stream.next().Resources[0]).GetValidationContext()
+	validator := &tlsv3.SPIFFECertValidatorConfig{}
+	if err := proto.Unmarshal(secret.GetCustomValidatorConfig().GetTypedConfig().GetValue(), validator); err != nil || len(validator.TrustDomains) != 2 {
+		t.Errorf("%v, %v", validator, err)
+	}
+}
