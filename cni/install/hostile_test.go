@@ -63,11 +63,16 @@ func TestFilesOfOursThatOthersChangeAgainAndAgainAreAFight(t *testing.T) {
 		t.Run(file, func(t *testing.T) {
 			n := newNode(t, "10-podnet.conflist", bridgeList)
 			out := &testenv.Buffer{}
+			t.Cleanup(func() {
+				if t.Failed() {
+					t.Log(out)
+				}
+			})
 			var fought atomic.Int32
-			n.run(func(c *Config) {
+			in := n.run(func(c *Config) {
 				c.Logger, c.Fought = slog.New(slog.NewTextHandler(out, nil)), func(string) { fought.Add(1) }
 			})
-			n.eventually("the install", n.installed)
+			n.eventually("the install", func() bool { return n.installed() && in.Health().OK })
 			want, _ := os.ReadFile(n.path(file))
 			for round := range quickRounds + 1 {
 				n.write(file, theirs(t, want))

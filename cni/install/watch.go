@@ -51,10 +51,14 @@ func (in *Installer) round(installed bool) time.Duration {
 	if in.config.Fought != nil {
 		in.config.Fought(filepath.Base(path))
 	}
-	fight, wait := in.fights.round(time.Now())
+	now := time.Now()
+	fight, wait := in.fights.round(now, in.absent)
 	if !fight {
 		in.config.Logger.Info("another program had changed what is installed: it is put right", "file", path, "plugin-taken-out", in.absent)
 		return 0
+	}
+	if !in.fights.tell(now) {
+		return wait
 	}
 	text := "another program takes the CNI plugin out of the configuration again and again; each time pods may start unprotected"
 	if !in.absent {

@@ -70,3 +70,23 @@ func TestRemadeDaemonSetProtectsPodsAgain(t *testing.T) {
 		t.Errorf("pod %s went past its proxy", name)
 	}
 }
+
+// TestNoPodStartsUnprotectedWhenTheAgentsRightsGoWithIt deletes the manifest as a whole: the agent may not ask any more
+// whether another follows.
+func TestNoPodStartsUnprotectedWhenTheAgentsRightsGoWithIt(t *testing.T) {
+	c := theCluster(t)
+	c.deploy(t)
+	_, db := c.running(t, pod("db"))
+	if out, err := c.kubectlWith(manifest(t), "delete", "-f", "-", "--timeout=100s"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if list := c.node.conflist(t); !strings.Contains(list, "pilotfish-cni") {
+		t.Errorf("the plugin is gone, though nobody said that it was to go: %s", list)
+	}
+	name := c.create(t, attempt("attempt", db))
+	c.eventSays(t, name, "see that the node agent runs on this node")
+	c.deploy(t)
+	if escaped := c.answered(t, 1); len(escaped) > 0 {
+		t.Errorf("pod %s went past its proxy", name)
+	}
+}
