@@ -141,7 +141,7 @@ var codes = []CodeInfo{
 	{MutualToPlaintext, "mutual TLS to plaintext", "A DestinationRule has callers use the mesh's mutual TLS where no endpoint speaks it: the calls fail.", "Remove trafficPolicy.tls, or give the workloads sidecars."},
 	{PrincipalsUnprovable, "principals unprovable", "A policy asks for principals or namespaces of callers where mutual TLS is disabled: no caller can prove one.", "Enable mutual TLS there, or match by ipBlocks."},
 	{RequestUnverified, "request unverified", "A policy asks for claims of a token where no RequestAuthentication verifies one: no request has them.", "Add a RequestAuthentication for the same workloads."},
-	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy asks for what only HTTP has, at a port that is not HTTP: an ALLOW rule never matches there, a DENY rule matches without regard to it.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
+	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy asks for what only HTTP has, at a port that is not HTTP: an ALLOW rule never matches there, a DENY rule matches without regard to it. Or it asks a provider by HTTP about connections, which are denied.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
 
 	{RejectedByEnvoy, "rejected by Envoy", "An Envoy rejected what was made of these documents; it keeps what it had.", "Look at the documents that are named, beginning with the first."},
 	{PatchLeftOut, "patch left out", "A patch of an EnvoyFilter makes something that Envoy would not take: it is left out there, and the others are applied.", "Correct the patch's value, or match only what it fits."},

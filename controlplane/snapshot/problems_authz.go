@@ -1,7 +1,9 @@
 package snapshot
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,6 +33,9 @@ func (c *checker) defeated(p Policy) {
 		if asks.http != "" && len(streams) > 0 && !limitsPorts(rule) {
 			c.httpOnTCP(p, at+asks.http, streams)
 		}
+		if asks.http == "" {
+			c.askedByHTTP(p, at, c.tcpServices(p.Namespace, labels, workloadPorts(rule)...))
+		}
 		for j, to := range rule.GetTo() {
 			for k, text := range to.GetOperation().GetPorts() {
 				if port, err := strconv.ParseUint(text, 10, 16); err == nil {
@@ -53,6 +58,32 @@ func (c *checker) httpOnTCP(p Policy, field string, streams []string) {
 	}
 	c.tell(config.HTTPRuleOnTCP, config.Info, p.Resource, field, "", message,
 		"limit the rule to HTTP ports by to.operation.ports, or name the ports for what they speak")
+}
+
+// askedByHTTP tells of connections that nobody can be asked about: providers that are asked by HTTP are shown requests.
+func (c *checker) askedByHTTP(p Policy, field string, streams []string) {
+	if p.Spec.GetAction() != security.AuthorizationPolicy_CUSTOM || len(streams) == 0 {
+		return
+	}
+	if FindProvider(c.w.mesh, p.Spec.GetProvider().GetName()).GetEnvoyExtAuthzHttp() == nil {
+		return
+	}
+	c.tell(config.HTTPRuleOnTCP, config.Info, p.Resource, field, "",
+		"the provider is asked by HTTP, about requests, and these ports are not HTTP: "+strings.Join(head(streams, 5), ", ")+": what the rule matches there is denied",
+		"limit the rule to HTTP ports by to.operation.ports, or use a provider with envoyExtAuthzGrpc")
+}
+
+// workloadPorts are the ports that a rule is limited to by its operations; none where it is not.
+func workloadPorts(rule *security.Rule) []uint32 {
+	var out []uint32
+	for _, to := range rule.GetTo() {
+		for _, text := range to.GetOperation().GetPorts() {
+			if port, err := strconv.ParseUint(text, 10, 16); err == nil {
+				out = append(out, uint32(port))
+			}
+		}
+	}
+	return out
 }
 
 // asks is where a rule asks for what not every connection has; "" where it does not.
@@ -133,11 +164,15 @@ func contradict(a, b map[string]string) bool {
 	return false
 }
 
-// tcpServices are the ports, of services that these workloads serve, in which no requests can be told apart.
-func (c *checker) tcpServices(namespace string, labels map[string]string) []string {
+// tcpServices are the ports, of services that these workloads serve, in which no requests can be told apart: all, or those
+// that lead to some ports of the workloads.
+func (c *checker) tcpServices(namespace string, labels map[string]string, only ...uint32) []string {
 	var out []string
 	for _, svc := range c.servicesOf(namespace, labels) {
 		for _, p := range svc.Ports {
+			if len(only) > 0 && !slices.Contains(only, cmp.Or(p.TargetPort, p.Number)) {
+				continue
+			}
 			if p.Protocol == registry.TCP || p.Protocol == registry.TLS || p.Protocol == registry.HTTPS {
 				out = append(out, fmt.Sprintf("%s:%d", svc.Hostname, p.Number))
 			}

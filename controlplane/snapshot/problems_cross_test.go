@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
@@ -153,5 +155,19 @@ func TestEveryCodeOfAProblemIsExplained(t *testing.T) {
 	}
 	if _, ok := config.ExplainCode("pf0101"); !ok {
 		t.Error("a code in lower case is not known")
+	}
+}
+
+func TestConnectionsThatAProviderOfRequestsIsAskedAboutAreToldOf(t *testing.T) {
+	asked := &meshconfig.MeshConfig{ExtensionProviders: []*meshconfig.MeshConfig_ExtensionProvider{{
+		Name: "asked", Provider: &meshconfig.MeshConfig_ExtensionProvider_EnvoyExtAuthzHttp{
+			EnvoyExtAuthzHttp: &meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationHttpProvider{Service: "reviews.shop.svc.cluster.local", Port: 80},
+		},
+	}}}
+	for rules, want := range map[string]bool{`{}`: true, `{to: [{operation: {ports: ["5432"]}}]}`: true, `{to: [{operation: {ports: ["8080"]}}]}`: false} {
+		m := newTestMesh(t, asked, shop+policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: db}}, action: CUSTOM, provider: {name: asked}, rules: [`+rules+`]}`))
+		if got := strings.Contains(problems(m), "the provider is asked by HTTP, about requests, and these ports are not HTTP: db.shop.svc.cluster.local:5432: what the rule matches there is denied"); got != want {
+			t.Errorf("%s: told: %v, want %v:\n%s", rules, got, want, problems(m))
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -128,6 +129,24 @@ spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["default/
 			}
 			_, err := w.expect(200, "other", "http://"+host+".default/")
 			return err
+		}},
+		{name: "proxyconfig when a sidecar starts", ports: []string{"http"}, check: func(w *world, _ string) error {
+			got, err := w.expect(200, "other", "http://127.0.0.1:15000/server_info")
+			if err != nil {
+				return err
+			}
+			var info struct {
+				Options struct {
+					Concurrency int `json:"concurrency"`
+				} `json:"command_line_options"`
+				Node struct {
+					Metadata map[string]any `json:"metadata"`
+				} `json:"node"`
+			}
+			if err := json.Unmarshal([]byte(got.Body), &info); err != nil {
+				return err
+			}
+			return is(info.Options.Concurrency == 1 && info.Node.Metadata["SAID_BY"] == "proxyconfig", "%d workers, %v", info.Options.Concurrency, info.Node.Metadata)
 		}},
 		{name: "ways into a workload", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: v1

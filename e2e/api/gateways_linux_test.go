@@ -263,6 +263,75 @@ spec:
 			}
 			return err
 		}},
+		{name: "envoyfilter adds and removes clusters listeners and chains", alone: []string{"guarded", "other"}, ports: []string{"http", "http2"}, docs: `
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: $HOST, namespace: other}
+spec:
+  configPatches:
+  - applyTo: CLUSTER
+    match: {context: SIDECAR_OUTBOUND, cluster: {service: $HOST.default.svc.cluster.local, portNumber: 82}}
+    patch: {operation: REMOVE}
+  - applyTo: CLUSTER
+    match: {context: SIDECAR_OUTBOUND, cluster: {service: $HOST.default.svc.cluster.local, portNumber: 80}}
+    patch: {operation: MERGE, value: {alt_stat_name: "outbound|merged|$HOST"}}
+  - applyTo: CLUSTER
+    match: {context: SIDECAR_OUTBOUND}
+    patch:
+      operation: ADD
+      value:
+        name: $HOST-added
+        type: STATIC
+        connect_timeout: 5s
+        load_assignment: {cluster_name: $HOST-added, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 8080}}}}]}]}
+  - applyTo: LISTENER
+    match: {context: SIDECAR_OUTBOUND}
+    patch:
+      operation: ADD
+      value:
+        name: $HOST-added
+        address: {socket_address: {address: 127.0.0.1, port_value: 18999}}
+        filter_chains:
+        - filters:
+          - name: envoy.filters.network.tcp_proxy
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy, stat_prefix: added, cluster: $HOST-added}
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: $HOST}
+spec:
+  workloadSelector: {labels: {app: guarded}}
+  configPatches:
+  - applyTo: FILTER_CHAIN
+    match: {context: SIDECAR_INBOUND, listener: {name: virtualInbound}}
+    patch:
+      operation: ADD
+      value:
+        name: $HOST-added
+        filter_chain_match: {destination_port: 18998}
+        filters:
+        - name: envoy.filters.network.http_connection_manager
+          typed_config:
+            "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+            stat_prefix: added
+            route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 297}}]}]}
+            http_filters: [{name: router, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]
+`, check: func(w *world, host string) error {
+			if _, err := w.expect(503, "other", "http://"+host+".default:82/"); err != nil {
+				return fmt.Errorf("a cluster that is removed: %w", err)
+			}
+			if _, err := w.expect(200, "other", "http://"+host+".default/"); err != nil {
+				return err
+			}
+			if merged, err := w.stats("other", "cluster.outbound|merged|"+host); err != nil || merged["upstream_rq_total"] == 0 {
+				return fmt.Errorf("a cluster that is changed: %v %w", merged, err)
+			}
+			if got, err := w.expect(200, "other", "http://127.0.0.1:18999/"); err != nil || got.Server != "other" {
+				return fmt.Errorf("a listener that is added: %s %w", toJSON(got), err)
+			}
+			_, err := w.expect(297, "", "http://"+w.guardedAt(18998)+"/")
+			return err
+		}},
 		{name: "envoyfilter that would break a listener is left out", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter

@@ -43,6 +43,27 @@ spec: {host: $HOST.example, trafficPolicy: {proxyProtocol: {version: V1}}}
 			heard, err := w.say("client", host+".example:9000", "hello", 2)
 			return is(err == nil && strings.HasPrefix(heard[0], "outside heard PROXY TCP4 ") && heard[1] == "outside heard hello", "%q %v", heard, err)
 		}},
+		{name: "proxy protocol of version 2", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST.example]
+  addresses: [240.7.7.2]
+  location: MESH_EXTERNAL
+  resolution: STATIC
+  ports: [{number: 9000, name: tcp, targetPort: $OUTSIDE_TCP}]
+  endpoints: [{address: $OUTSIDE}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: $HOST}
+spec: {host: $HOST.example, trafficPolicy: {proxyProtocol: {version: V2}}}
+`, check: func(w *world, host string) error {
+			// The header is no text, and has ends of lines within.
+			heard, err := w.say("client", host+".example:9000", "hello", 5)
+			return is(err == nil && heard[3] == "outside heard QUIT" && strings.HasPrefix(heard[4], "outside heard !\x11"), "%q %v", heard, err)
+		}},
 		{name: "headless", ports: []string{"http"}, docs: `
 apiVersion: v1
 kind: Service

@@ -217,7 +217,7 @@ spec: {hosts: [down.example], addresses: [240.9.9.9], ports: [{name: http, numbe
 				refused := []string{"X-Reply-Status", "401"}
 				return w.answers(answer{from: "client", path: "/asked/x", status: 200}, answer{from: "client", path: "/asked/x", status: 401, headers: refused})
 			}},
-		{name: "custom over tcp needs somebody to ask", alone: guarded, docs: policy(`action: CUSTOM, provider: {name: asked}, rules: [{to: [{operation: {ports: ["9000"]}}]}]`),
+		{name: "custom over tcp needs somebody to ask", alone: guarded, docs: policy(`action: CUSTOM, provider: {name: asked}, rules: [{to: [{operation: {ports: ["9000"]}}]}]`), told: "the provider is asked by HTTP, about requests",
 			check: func(w *world, _ string) error {
 				return errors.Join(w.hears("client", portTCP, false), w.answers(answer{from: "client", status: 200}))
 			}},

@@ -83,6 +83,21 @@ func TestCollectorsAreTold(t *testing.T) {
 				}
 				return w.scraped("guarded", "istio_tcp_connections_closed_total", `reporter="destination"`, `row="`+host+`"`, "/sa/client")
 			}},
+		{name: "metrics that are switched off", ports: []string{"http"}, only: []string{testenv.EnvoyVersion}, alone: []string{"guarded"},
+			docs: tells("guarded", `metrics: [{providers: [{name: prometheus}], overrides: [
+  {match: {metric: ALL_METRICS, mode: SERVER}, tagOverrides: {off: {value: "'$HOST'"}}},
+  {match: {metric: REQUEST_SIZE, mode: SERVER}, disabled: true}]}]`),
+			check: func(w *world, host string) error {
+				if err := w.answers(answer{from: "client", status: 200}); err != nil {
+					return err
+				}
+				for _, metric := range []string{"istio_requests_total", "istio_response_bytes_count"} {
+					if err := w.scraped("guarded", metric, `reporter="destination"`, `off="`+host+`"`); err != nil {
+						return err
+					}
+				}
+				return is(w.scraped("guarded", "istio_request_bytes_count", `off="`+host+`"`) != nil, "a metric that is switched off is told")
+			}},
 		{name: "wasm plugin from a server", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
 apiVersion: extensions.istio.io/v1alpha1
 kind: WasmPlugin
@@ -137,6 +152,15 @@ func TestAddressesOfBothFamiliesAndDatagrams(t *testing.T) {
 			defer conn.Close()
 			heard, err := talk(conn, "hello", 1)
 			return is(err == nil && heard[0] == "guarded heard hello", "%q %v", heard, err)
+		}},
+		{name: "datagrams to a service by its name", ports: []string{"udp"}, check: func(w *world, host string) error {
+			conn, err := w.Dial(w.ctx, "client", "udp", host+":5300")
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			heard, err := talk(conn, "hello", 1)
+			return is(err == nil && (heard[0] == "v1 heard hello" || heard[0] == "v2 heard hello"), "%q %v", heard, err)
 		}},
 		{name: "service of both families", ports: []string{"http"}, docs: `
 apiVersion: v1

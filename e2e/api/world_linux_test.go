@@ -54,6 +54,11 @@ kind: WorkloadGroup
 metadata: {name: guests, namespace: other}
 spec: {metadata: {labels: {guest: "yes"}}, template: {serviceAccount: other}}
 ---
+apiVersion: networking.istio.io/v1beta1
+kind: ProxyConfig
+metadata: {name: other, namespace: other}
+spec: {selector: {matchLabels: {app: other}}, concurrency: 1, environmentVariables: {ISTIO_META_SAID_BY: proxyconfig}}
+---
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: collector}
