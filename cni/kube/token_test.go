@@ -29,8 +29,10 @@ func lasting(t *testing.T, server *kubetest.Server) (token func() string, ahead 
 func TestTokenThatOutlivesThePodIsRenewedInTime(t *testing.T) {
 	server := kubetest.New(t)
 	token, ahead, _ := lasting(t, server)
-	if token() != "lasting-1" || token() != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 1 {
-		t.Error("it is asked for more than once")
+	for range 2 {
+		if got := token(); got != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 1 {
+			t.Errorf("%s: it is asked for more than once", got)
+		}
 	}
 	*ahead = 29 * time.Minute
 	if got := token(); got != "lasting-1" {
@@ -58,8 +60,10 @@ func TestTokenStaysWhileTheAPIServerGivesNoOther(t *testing.T) {
 	token()
 	server.Shorten(0)
 	*ahead = 40 * time.Minute
-	if token() != "lasting-1" || token() != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 2 {
-		t.Error("it is lost, or asked for without a pause")
+	for range 2 {
+		if got := token(); got != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 2 {
+			t.Errorf("%s: it is lost, or asked for without a pause", got)
+		}
 	}
 	*ahead = 61 * time.Minute
 	if token() != kubetest.Token || strings.Count(log.String(), "level=WARN") != 1 {

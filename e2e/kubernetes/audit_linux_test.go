@@ -8,20 +8,30 @@ import (
 	"testing"
 )
 
-// audit reads what the API server noted of the node agents and the plugin: the rights that they used, and what was refused
-// for want of one.
-func (c *cluster) audit(t *testing.T) (used map[string]bool, refused []string) {
+// audited is how much the API server has noted until now.
+func (c *cluster) audited(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile(c.pki.path("audit.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	return len(text)
+}
+
+// audit reads what the API server noted since of the node agents and the plugin: the rights that they used, and what was
+// refused for want of one.
+func (c *cluster) audit(t *testing.T, since int) (used map[string]bool, refused []string) {
+	t.Helper()
+	text, err := os.ReadFile(c.pki.path("audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = text[since:]
 	used = map[string]bool{}
 	for line := range bytes.Lines(text) {
 		var event struct {
-			Verb      string
-			ObjectRef struct{ Resource, Subresource, Name string }
-			// Of the answer.
+			Verb           string
+			ObjectRef      struct{ Resource, Subresource, Name string }
 			ResponseStatus struct{ Code int }
 		}
 		if json.Unmarshal(line, &event) != nil {

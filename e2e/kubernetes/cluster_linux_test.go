@@ -24,7 +24,7 @@ const (
 )
 
 // patience bounds each wait: a kubelet may back off for minutes.
-const patience = 100 * time.Second
+const patience = 3 * time.Minute
 
 // cluster is a control plane and one node.
 type cluster struct {

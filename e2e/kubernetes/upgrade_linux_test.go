@@ -23,10 +23,9 @@ func attempt(name, address string) object {
 func (c *cluster) attempts(t *testing.T, address string) (stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	made := make(chan int, 1)
+	n, done := 0, make(chan struct{})
 	go func() {
-		n := 0
-		defer func() { made <- n }()
+		defer close(done)
 		for ; ctx.Err() == nil; n++ {
 			text, _ := json.Marshal(attempt(fmt.Sprintf("attempt-%d", n), address))
 			if _, err := c.kubectlWith(string(text), "create", "-f", "-"); err != nil {
@@ -41,12 +40,13 @@ func (c *cluster) attempts(t *testing.T, address string) (stop func() int) {
 	}()
 	t.Cleanup(func() {
 		cancel()
+		<-done
 		_, _ = c.kubectl("delete", "pod", "-l", "attempt=true", "--timeout=110s", "--grace-period=1")
 	})
-	return func() int { cancel(); return <-made }
+	return func() int { cancel(); <-done; return n }
 }
 
-// refused waits until the pods of attempts have all asked, and says how many were answered.
+// answered waits until the pods of attempts have all asked, and says how many were answered.
 func (c *cluster) answered(t *testing.T, number int) (escaped []string) {
 	t.Helper()
 	c.within(t, "all pods have asked", func() error {
