@@ -20,7 +20,7 @@ func Canonical(rules *RuleSet) *RuleSet {
 		c.Rules = slices.Clone(c.Rules)
 		for i := range c.Rules {
 			c.Rules[i].Reason = ""
-			c.Rules[i].Match = c.Rules[i].Match.canonical(rules.Families)
+			c.Rules[i].Match.makeCanonical(rules.Families)
 		}
 		orderFamilies(c.Rules)
 		out.Chains = append(out.Chains, c)
@@ -35,11 +35,14 @@ func Canonical(rules *RuleSet) *RuleSet {
 // both, and back ends may keep the families apart.
 func orderFamilies(rules []Rule) {
 	for i := 0; i < len(rules); {
-		end := i
+		end, ordered := i, true
 		for end < len(rules) && rules[end].Match.family() != 0 {
+			ordered = ordered && (end == i || rules[end-1].Match.family() <= rules[end].Match.family())
 			end++
 		}
-		slices.SortStableFunc(rules[i:end], func(a, b Rule) int { return cmp.Compare(a.Match.family(), b.Match.family()) })
+		if !ordered {
+			slices.SortStableFunc(rules[i:end], func(a, b Rule) int { return cmp.Compare(a.Match.family(), b.Match.family()) })
+		}
 		i = end + 1
 	}
 }
@@ -71,7 +74,7 @@ func canonicalRouting(r *Routing) *Routing {
 	return &c
 }
 
-func (m Match) canonical(all Families) Match {
+func (m *Match) makeCanonical(all Families) {
 	m.Source, m.Destination = span.Prefixes(m.Source), span.Prefixes(m.Destination)
 	m.wholeFamily(&m.Source, m.NotSource)
 	m.wholeFamily(&m.Destination, m.NotDestination)
@@ -82,7 +85,6 @@ func (m Match) canonical(all Families) Match {
 	m.UIDs, m.GIDs = sortedSet(m.UIDs), sortedSet(m.GIDs)
 	m.States = sortedSet(m.States)
 	m.Mark, m.ConnMark = canonicalMark(m.Mark), canonicalMark(m.ConnMark)
-	return m
 }
 
 // wholeFamily says of all addresses of a family that they are that family.
@@ -97,6 +99,9 @@ func sortedSet[T cmp.Ordered](list []T) []T {
 		return nil
 	}
 	list = slices.Clone(list)
+	if len(list) == 1 {
+		return list
+	}
 	slices.Sort(list)
 	return slices.Compact(list)
 }
@@ -110,8 +115,8 @@ func canonicalMark(m *Mark) *Mark {
 
 // canonicalPorts joins ranges that overlap or touch.
 func canonicalPorts(ranges []PortRange) []PortRange {
-	if len(ranges) == 0 {
-		return nil
+	if len(ranges) < 2 {
+		return slices.Clone(ranges[:len(ranges):len(ranges)])
 	}
 	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b PortRange) int { return cmp.Compare(a.First, b.First) })
 	out := sorted[:1]

@@ -82,16 +82,26 @@ func New(cfg Config) (*Backend, error) {
 type turn struct {
 	*Backend
 	*namespace.Turn
+	legacy     legacy
 	routes     *route.Routes
 	nft, alone *nft.Backend
 }
 
 func (b *Backend) take(ctx context.Context) (*turn, error) {
-	t, err := namespace.Take(ctx, b.cfg.NetNS)
-	if err != nil {
+	t := &turn{Backend: b}
+	var err error
+	if t.Turn, err = namespace.Take(ctx, b.cfg.NetNS, t.legacy.open); err != nil {
+		t.legacy.close()
 		return nil, err
 	}
-	return &turn{Backend: b, Turn: t, routes: b.routes.In(t), nft: b.nft.In(t), alone: b.alone.In(t)}, nil
+	t.routes, t.nft, t.alone = b.routes.In(t.Turn), b.nft.In(t.Turn), b.alone.In(t.Turn)
+	return t, nil
+}
+
+// End gives back all that the turn has.
+func (b *turn) End() {
+	b.legacy.close()
+	b.Turn.End()
 }
 
 // Name is that of the back end that was used last; before that, of the one that would be tried first.
@@ -298,7 +308,7 @@ func (b *turn) hasIPTables(ctx context.Context) (bool, error) {
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
 		return false, err
 	}
-	return hasLegacyRules(b.cfg.NetNS, ownPrefixes...)
+	return b.legacy.hasRules(b.cfg.NetNS, ownPrefixes...)
 }
 
 // cleanIPTables takes away what iptables has of ours.

@@ -25,34 +25,68 @@ const (
 	sizeAt     = infoSize - 4
 )
 
-// hasLegacyRules says whether the legacy flavour may have chains whose names begin so. The tables that there are the
-// kernel lists (to ask for another would make it), and what is in them it gives without a program: other people's tables
-// are no reason to need one.
-func hasLegacyRules(netns int, prefixes ...string) (found bool, err error) {
-	err = namespace.Do(netns, func() error {
-		runtime.LockOSThread() // /proc/thread-self is of this one
-		defer runtime.UnlockOSThread()
-		for _, family := range []struct {
-			names         string
-			domain, level int
-		}{{"ip_tables_names", unix.AF_INET, unix.SOL_IP}, {"ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6}} {
-			tables, err := listed(family.names)
-			if err != nil {
-				return err
-			}
-			for _, table := range tables {
-				entries, err := legacyEntries(family.domain, family.level, table)
-				// What cannot be looked at may be ours; the programs will tell.
-				found = found || err != nil || containsAny(entries, prefixes)
-			}
-		}
-		return nil
-	})
-	return found, err
+// legacyFamily is how the kernel is asked about the tables of a family.
+type legacyFamily struct {
+	names         string // file that lists them
+	domain, level int
 }
 
-func listed(file string) ([]string, error) {
-	data, err := content("/proc/thread-self/net/" + file)
+var legacyFamilies = [...]legacyFamily{
+	{"/proc/thread-self/net/ip_tables_names", unix.AF_INET, unix.SOL_IP},
+	{"/proc/thread-self/net/ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6},
+}
+
+// legacy are the lists of the tables that the legacy flavour has in a namespace, as descriptors.
+type legacy struct {
+	opened bool
+	lists  [len(legacyFamilies)]int
+	errs   [len(legacyFamilies)]error
+}
+
+// open opens the lists of the calling thread's namespace, whose they stay.
+func (l *legacy) open() {
+	runtime.LockOSThread() // /proc/thread-self is of this one
+	defer runtime.UnlockOSThread()
+	l.opened = true
+	for i, family := range legacyFamilies {
+		l.lists[i], l.errs[i] = unix.Open(family.names, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+}
+
+func (l *legacy) close() {
+	for i, fd := range l.lists {
+		if l.opened && l.errs[i] == nil {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// hasRules says whether there may be chains whose names begin so. The tables that there are the kernel lists (to ask for
+// another would make it), and what is in them it gives without a program: other people's tables are no reason to need one.
+func (l *legacy) hasRules(netns int, prefixes ...string) (found bool, err error) {
+	for i, family := range legacyFamilies {
+		tables, err := listed(l.lists[i], l.errs[i])
+		if err != nil {
+			return false, err
+		}
+		for _, table := range tables {
+			var entries []byte
+			err := namespace.Do(netns, func() (err error) {
+				entries, err = legacyEntries(family.domain, family.level, table)
+				return err
+			})
+			// What cannot be looked at may be ours; the programs will tell.
+			found = found || err != nil || containsAny(entries, prefixes)
+		}
+	}
+	return found, nil
+}
+
+func listed(fd int, err error) ([]string, error) {
+	var data []byte
+	if err == nil {
+		data, err = content(fd)
+	}
 	// The kernel has no such flavour, or not yet; or the namespace is of a user namespace that had no users when both were
 	// made (unshare --user --net), and then the list is for the machine's root alone.
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
@@ -68,16 +102,12 @@ func listed(file string) ([]string, error) {
 	return names, nil
 }
 
-// content reads a small file of /proc. With os it would be registered for polling first.
-func content(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	data := make([]byte, 4096)
+// content reads a small file, from its beginning whatever was read before.
+func content(fd int) ([]byte, error) {
+	var buffer [4096]byte
+	data := buffer[:]
 	for size := 0; ; {
-		n, err := unix.Read(fd, data[size:])
+		n, err := unix.Pread(fd, data[size:], int64(size))
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:

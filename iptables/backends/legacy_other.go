@@ -2,4 +2,10 @@
 
 package backends
 
-func hasLegacyRules(int, ...string) (bool, error) { return false, nil }
+type legacy struct{}
+
+func (*legacy) open() {}
+
+func (*legacy) close() {}
+
+func (*legacy) hasRules(int, ...string) (bool, error) { return false, nil }

@@ -31,11 +31,9 @@ func Dial(protocol int, until time.Time) (*Socket, error) {
 	}
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // errors without what was sent
 	left := unix.NsecToTimeval(max(time.Until(until), time.Millisecond).Nanoseconds())
-	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &left); err != nil {
-			_ = unix.Close(fd)
-			return nil, err
-		}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left); err != nil { // sending to the kernel never waits
+		_ = unix.Close(fd)
+		return nil, err
 	}
 	return &Socket{fd: fd, until: until}, nil
 }
@@ -50,6 +48,13 @@ func (s *Socket) Descriptor() int { return s.fd }
 func (s *Socket) Next() uint32 {
 	s.sequence++
 	return s.sequence
+}
+
+// Numbers are the next ones of n messages; the first is given.
+func (s *Socket) Numbers(n uint32) (first uint32) {
+	first = s.sequence + 1
+	s.sequence += n
+	return first
 }
 
 // Room has the socket take datagrams and answers of that many bytes. Without the privilege it is what the system allows

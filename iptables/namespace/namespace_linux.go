@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,17 +19,17 @@ func Do(fd int, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		home, err := netns.Get()
+		home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err == nil {
-			defer home.Close()
-			err = netns.Set(netns.NsHandle(fd))
+			defer unix.Close(home)
+			err = unix.Setns(fd, unix.CLONE_NEWNET)
 		}
 		if err != nil {
 			done <- fmt.Errorf("enter the network namespace: %w (it needs CAP_SYS_ADMIN)", err)
 			return
 		}
 		err = f()
-		if netns.Set(home) == nil { // else the thread ends with this goroutine
+		if unix.Setns(home, unix.CLONE_NEWNET) == nil { // else the thread ends with this goroutine
 			runtime.UnlockOSThread()
 		}
 		done <- err

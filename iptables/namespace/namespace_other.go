@@ -19,7 +19,7 @@ func Lock(context.Context, int) (release func(), err error) { return nil, errLin
 type Turn struct{}
 
 // Take fails.
-func Take(context.Context, int) (*Turn, error) { return nil, errLinux }
+func Take(context.Context, int, ...func()) (*Turn, error) { return nil, errLinux }
 
 // End has nothing to end.
 func (*Turn) End() {}

@@ -27,8 +27,9 @@ type socket struct {
 const answers = 10 * time.Second
 
 // Take waits for the lock of the namespace of a descriptor; 0 or less is that of the calling thread. After Patience it
-// goes on without. The lock is gone when the turn ends, or with the process.
-func Take(ctx context.Context, fd int) (*Turn, error) {
+// goes on without. The lock is gone when the turn ends, or with the process. What else is to be opened in the namespace is
+// opened by the functions, before the lock is there: to enter twice would cost more than all of it.
+func Take(ctx context.Context, fd int, open ...func()) (*Turn, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		deadline = time.Now().Add(Patience + answers)
@@ -39,6 +40,9 @@ func Take(ctx context.Context, fd int) (*Turn, error) {
 		for _, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} { // entering costs more than both
 			s, failure := kernel.Dial(protocol, deadline)
 			t.sockets[protocol] = socket{Socket: s, failure: failure}
+		}
+		for _, f := range open {
+			f()
 		}
 		return err
 	})

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"bytes"
 	"encoding/binary"
 	"strings"
 
@@ -12,35 +11,55 @@ import (
 
 // Netlink attributes are in the order of bytes of the machine, nftables' numbers in them are big-endian.
 
-func attribute(kind uint16, parts ...[]byte) []byte {
-	size := 4
-	for _, p := range parts {
-		size += len(p)
-	}
-	out := make([]byte, 4, (size+3)&^3)
-	binary.NativeEndian.PutUint16(out, uint16(size))
-	binary.NativeEndian.PutUint16(out[2:], kind)
-	for _, p := range parts {
-		out = append(out, p...)
-	}
-	for len(out)%4 != 0 {
-		out = append(out, 0)
-	}
-	return out
+// writer puts attributes behind each other. What holds others is opened and closed, as its size is known at the end.
+type writer struct {
+	out     []byte
+	failure error // of the library's
 }
 
-func nested(kind uint16, parts ...[]byte) []byte {
-	return attribute(kind|unix.NLA_F_NESTED, parts...)
+func (w *writer) open(kind uint16) (at int) {
+	at = len(w.out)
+	w.out = binary.NativeEndian.AppendUint16(append(w.out, 0, 0), kind)
+	return at
 }
 
-func text(kind uint16, s string) []byte { return attribute(kind, append([]byte(s), 0)) }
+func (w *writer) nest(kind uint16) (at int) { return w.open(kind | unix.NLA_F_NESTED) }
 
-func number(kind uint16, n uint32) []byte {
-	return attribute(kind, binary.BigEndian.AppendUint32(nil, n))
+func (w *writer) close(at int) {
+	binary.NativeEndian.PutUint16(w.out[at:], uint16(len(w.out)-at))
+	for len(w.out)%4 != 0 {
+		w.out = append(w.out, 0)
+	}
 }
 
-func concat(parts ...[]byte) []byte {
-	return bytes.Join(parts, nil)
+func (w *writer) bytes(kind uint16, data []byte) {
+	at := w.open(kind)
+	w.out = append(w.out, data...)
+	w.close(at)
+}
+
+func (w *writer) text(kind uint16, s string) {
+	at := w.open(kind)
+	w.out = append(append(w.out, s...), 0)
+	w.close(at)
+}
+
+func (w *writer) number(kind uint16, n uint32) {
+	at := w.open(kind)
+	w.out = binary.BigEndian.AppendUint32(w.out, n)
+	w.close(at)
+}
+
+func (w *writer) number64(kind uint16, n uint64) {
+	at := w.open(kind)
+	w.out = binary.BigEndian.AppendUint64(w.out, n)
+	w.close(at)
+}
+
+func text(kind uint16, s string) []byte {
+	w := writer{out: make([]byte, 0, 32)}
+	w.text(kind, s)
+	return w.out
 }
 
 // attributes are the top level of a message or of a nested attribute, read.

@@ -82,7 +82,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 func (b *Backend) replace(c *conn, rules *iptables.RuleSet) (before *iptables.RuleSet, err error) {
 	return before, b.transact(c, "replace the rules", func(old *state) (*batch, error) {
 		before = decode(old).Rules
-		next := &batch{}
+		next := newBatch(old.generation)
 		return next, next.replace(rules, old)
 	})
 }
@@ -90,7 +90,7 @@ func (b *Backend) replace(c *conn, rules *iptables.RuleSet) (before *iptables.Ru
 // restore puts back what replace found.
 func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 	err := b.transact(c, "restore the rules", func(old *state) (*batch, error) {
-		next := &batch{}
+		next := newBatch(old.generation)
 		if before != nil {
 			return next, next.replace(before, old)
 		}
@@ -118,7 +118,7 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 			return err
 		}
 		next, err := make(old)
-		if err != nil || len(next.messages) == 0 {
+		if err != nil || len(next.parts) == 0 {
 			return err
 		}
 		if old.exists {
@@ -126,7 +126,7 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 			// it any more, which takes 10 ms and more; nobody has to wait for that.
 			c.turn.Leave(unix.NETLINK_NETFILTER)
 		}
-		if err := c.commit(old.generation, next.messages); !errors.Is(err, unix.ERESTART) {
+		if err := c.commit(next); !errors.Is(err, unix.ERESTART) {
 			return err
 		}
 	}
@@ -167,7 +167,7 @@ func (b *Backend) Clean(ctx context.Context) error {
 		var before *iptables.RuleSet
 		err := b.transact(c, "remove the rules", func(old *state) (*batch, error) {
 			before = decode(old).Rules
-			next := &batch{}
+			next := newBatch(old.generation)
 			if old.exists {
 				next.remove()
 			}

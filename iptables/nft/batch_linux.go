@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"github.com/google/nftables/expr"
@@ -8,17 +9,68 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
 )
 
-// batch is a transaction in the making.
+// batch is a transaction in the making: a datagram whose messages have no numbers yet.
 type batch struct {
-	messages []message
-	sets     uint32 // how many there are, the last one's number
-	rule     string // being made, for errors
+	writer
+	parts []part
+	sets  uint32 // how many there are, the last one's number
+	rule  string // being made, for errors
+	body  writer // expressions of that rule
 }
 
-func (b *batch) add(kind uint16, flags uint16, what string, body []byte) {
-	b.messages = append(b.messages, message{kind: kind, flags: flags, body: body, what: what})
+// part is what a message is about, for errors: "rule", "outbound/x".
+type part struct{ what, name string }
+
+// usual is what most batches have, in bytes and in messages, and most rules.
+const (
+	usual      = 16 << 10
+	usualParts = 64
+	usualRule  = 1 << 10
+)
+
+// newBatch begins a transaction that the kernel refuses if its rules are no longer of the generation. 0 is any: there is no
+// such one.
+func newBatch(generation uint32) *batch {
+	b := &batch{writer: writer{out: make([]byte, 0, usual)}, parts: make([]part, 0, usualParts), body: writer{out: make([]byte, 0, usualRule)}}
+	at := b.begin(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	b.number(unix.NFNL_BATCH_GENID, generation)
+	b.end(at)
+	return b
+}
+
+func (b *batch) begin(kind, flags uint16, family byte, resource uint16) (at int) {
+	at = len(b.out)
+	b.out = kernel.Append(b.out, kind, flags, 0)
+	b.out = binary.BigEndian.AppendUint16(append(b.out, family, unix.NFNETLINK_V0), resource)
+	return at
+}
+
+func (b *batch) end(at int) {
+	binary.NativeEndian.PutUint32(b.out[at:], uint32(len(b.out)-at))
+}
+
+// message begins one of the transaction's.
+func (b *batch) message(kind, flags uint16, about part) (at int) {
+	b.parts = append(b.parts, about)
+	return b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, unix.NFPROTO_INET, 0)
+}
+
+// finish ends the datagram and numbers its messages. The last of them is acknowledged, as that tells that all is done.
+func (b *batch) finish(first uint32) []byte {
+	b.end(b.begin(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
+	left := b.out
+	for i := 0; len(left) > 0; i++ {
+		if i == len(b.parts) {
+			flags := binary.NativeEndian.Uint16(left[6:])
+			binary.NativeEndian.PutUint16(left[6:], flags|unix.NLM_F_ACK)
+		}
+		binary.NativeEndian.PutUint32(left[8:], first+uint32(i))
+		left = left[binary.NativeEndian.Uint32(left):]
+	}
+	return b.out
 }
 
 // replace adds what makes the table hold the rule set and nothing else, from what it holds. Base chains that stay are
@@ -32,7 +84,9 @@ func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 		b.remove()
 		old = &state{}
 	}
-	b.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "table "+Table, text(unix.NFTA_TABLE_NAME, Table))
+	at := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, part{"table", Table})
+	b.text(unix.NFTA_TABLE_NAME, Table)
+	b.end(at)
 	stay := b.prune(rules, old)
 	for _, c := range rules.Chains {
 		if name := chainName(c); !stay[name] {
@@ -53,7 +107,9 @@ func (b *batch) prune(rules *iptables.RuleSet, old *state) (stay map[string]bool
 	if !old.exists {
 		return stay
 	}
-	b.add(unix.NFT_MSG_DELRULE, 0, "all rules", text(unix.NFTA_RULE_TABLE, Table))
+	at := b.message(unix.NFT_MSG_DELRULE, 0, part{"all", "rules"})
+	b.text(unix.NFTA_RULE_TABLE, Table)
+	b.end(at)
 	for _, c := range rules.Chains {
 		want, isBase := bases[stage{c.Table, c.Hook}]
 		if have := old.chain(chainName(c)); isBase && have != nil && have.base != nil && *have.base == want && have.accepts {
@@ -61,11 +117,17 @@ func (b *batch) prune(rules *iptables.RuleSet, old *state) (stay map[string]bool
 		}
 	}
 	for _, set := range old.named {
-		b.add(unix.NFT_MSG_DELSET, 0, "set "+set, concat(text(unix.NFTA_SET_TABLE, Table), text(unix.NFTA_SET_NAME, set)))
+		at := b.message(unix.NFT_MSG_DELSET, 0, part{"set", set})
+		b.text(unix.NFTA_SET_TABLE, Table)
+		b.text(unix.NFTA_SET_NAME, set)
+		b.end(at)
 	}
 	for _, c := range old.chains {
 		if !stay[c.name] {
-			b.add(unix.NFT_MSG_DELCHAIN, 0, "chain "+c.name, concat(text(unix.NFTA_CHAIN_TABLE, Table), text(unix.NFTA_CHAIN_NAME, c.name)))
+			at := b.message(unix.NFT_MSG_DELCHAIN, 0, part{"chain", c.name})
+			b.text(unix.NFTA_CHAIN_TABLE, Table)
+			b.text(unix.NFTA_CHAIN_NAME, c.name)
+			b.end(at)
 		}
 	}
 	return stay
@@ -73,32 +135,40 @@ func (b *batch) prune(rules *iptables.RuleSet, old *state) (stay map[string]bool
 
 // remove adds what takes the table away.
 func (b *batch) remove() {
-	b.add(unix.NFT_MSG_DELTABLE, 0, "table "+Table, text(unix.NFTA_TABLE_NAME, Table))
+	at := b.message(unix.NFT_MSG_DELTABLE, 0, part{"table", Table})
+	b.text(unix.NFTA_TABLE_NAME, Table)
+	b.end(at)
 }
 
 // nfAccept is NF_ACCEPT of linux/netfilter.h, as a policy of a base chain.
 const nfAccept = 1
 
 // chain adds a chain, a base chain where it has a kind.
-func (b *batch) chain(name string, at base) {
-	parts := [][]byte{text(unix.NFTA_CHAIN_TABLE, Table), text(unix.NFTA_CHAIN_NAME, name)}
-	if at.kind != "" {
-		parts = append(parts,
-			nested(unix.NFTA_CHAIN_HOOK, number(unix.NFTA_HOOK_HOOKNUM, at.hook), number(unix.NFTA_HOOK_PRIORITY, uint32(at.priority))),
-			number(unix.NFTA_CHAIN_POLICY, nfAccept), text(unix.NFTA_CHAIN_TYPE, at.kind))
+func (b *batch) chain(name string, of base) {
+	at := b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, part{"chain", name})
+	defer b.end(at)
+	b.text(unix.NFTA_CHAIN_TABLE, Table)
+	b.text(unix.NFTA_CHAIN_NAME, name)
+	if of.kind == "" {
+		return
 	}
-	b.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "chain "+name, concat(parts...))
+	hook := b.nest(unix.NFTA_CHAIN_HOOK)
+	b.number(unix.NFTA_HOOK_HOOKNUM, of.hook)
+	b.number(unix.NFTA_HOOK_PRIORITY, uint32(of.priority))
+	b.close(hook)
+	b.number(unix.NFTA_CHAIN_POLICY, nfAccept)
+	b.text(unix.NFTA_CHAIN_TYPE, of.kind)
 }
 
 // fill adds the rules of a chain.
 func (b *batch) fill(rules *iptables.RuleSet, c iptables.Chain) error {
 	name := chainName(c)
 	if proto := nfproto(rules.Families); c.Hook != "" && proto != 0 {
-		err := b.append(name, familiesID, []expr.Any{meta(expr.MetaKeyNFPROTO),
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{proto}}, &expr.Verdict{Kind: expr.VerdictAccept}})
-		if err != nil {
-			return err
-		}
+		b.body.restart()
+		b.body.load(expr.MetaKeyNFPROTO)
+		b.body.cmp(expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{proto}})
+		b.body.verdict(expr.Verdict{Kind: expr.VerdictAccept})
+		b.append(name, familiesID)
 	}
 	for _, r := range c.Rules {
 		b.rule = "rule " + r.ID
@@ -114,45 +184,50 @@ func (b *batch) ruleOf(chain string, table iptables.Table, r iptables.Rule) erro
 	if len(r.ID) > maxComment {
 		return fmt.Errorf("its ID is longer than %d characters", maxComment)
 	}
-	exprs, err := b.expressions(table, r, r.Verdict)
-	if err != nil {
+	if err := b.expressions(table, r, r.Verdict); err != nil {
 		return err
 	}
-	if err := b.append(chain, r.ID, exprs); err != nil || r.Verdict.Action != iptables.TransparentProxy {
+	b.append(chain, r.ID)
+	if r.Verdict.Action != iptables.TransparentProxy {
+		return nil
+	}
+	if err := b.expressions(table, r, iptables.Verdict{Action: iptables.Drop}); err != nil {
 		return err
 	}
-	if exprs, err = b.expressions(table, r, iptables.Verdict{Action: iptables.Drop}); err != nil {
-		return err
-	}
-	return b.append(chain, r.ID+unheard, exprs)
-}
-
-func (b *batch) expressions(table iptables.Table, r iptables.Rule, v iptables.Verdict) ([]expr.Any, error) {
-	c := conditions{batch: b}
-	if err := c.match(r.Match); err != nil {
-		return nil, err
-	}
-	then, err := verdict(table, v, r.Match)
-	if err != nil {
-		return nil, err
-	}
-	c.exprs = append(c.exprs, &expr.Counter{}) // for people: nft list table inet pilotfish
-	return append(c.exprs, then...), nil
-}
-
-// append adds a rule of the kernel's at the end of a chain.
-func (b *batch) append(chain, comment string, exprs []expr.Any) error {
-	var list [][]byte
-	for _, e := range exprs {
-		data, err := expr.Marshal(unix.NFPROTO_INET, e)
-		if err != nil {
-			return fmt.Errorf("encode %T: %w", e, err)
-		}
-		list = append(list, nested(unix.NFTA_LIST_ELEM, data))
-	}
-	b.add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "rule "+comment, concat(
-		text(unix.NFTA_RULE_TABLE, Table), text(unix.NFTA_RULE_CHAIN, chain),
-		nested(unix.NFTA_RULE_EXPRESSIONS, list...),
-		attribute(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, comment))))
+	b.append(chain, r.ID+unheard)
 	return nil
+}
+
+// expressions makes those of a rule, the sets that they name before.
+func (b *batch) expressions(table iptables.Table, r iptables.Rule, v iptables.Verdict) error {
+	b.body.restart()
+	c := conditions{&b.body, b}
+	if err := c.match(r.Match); err != nil {
+		return err
+	}
+	c.counter(expr.Counter{}) // for people: nft list table inet pilotfish
+	if err := c.then(table, v, r.Match); err != nil {
+		return err
+	}
+	return c.failure
+}
+
+// append adds a rule of the kernel's at the end of a chain, with the expressions that were made.
+func (b *batch) append(chain, comment string) {
+	at := b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, part{"rule", comment})
+	b.text(unix.NFTA_RULE_TABLE, Table)
+	b.text(unix.NFTA_RULE_CHAIN, chain)
+	list := b.nest(unix.NFTA_RULE_EXPRESSIONS)
+	b.out = append(b.out, b.body.out...)
+	b.close(list)
+	b.comment(comment)
+	b.end(at)
+}
+
+// comment writes a rule's, in its user data: a list of type, length and value, whose text ends with a zero.
+func (b *batch) comment(s string) {
+	at := b.open(unix.NFTA_RULE_USERDATA)
+	b.out = append(b.out, byte(userdata.TypeComment), byte(len(s)+1))
+	b.out = append(append(b.out, s...), 0)
+	b.close(at)
 }

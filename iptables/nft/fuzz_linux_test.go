@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"encoding/binary"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -11,16 +12,18 @@ import (
 
 // FuzzDecode reads rules whose expressions are anything: what is no rule of ours is strange, and nothing fails.
 func FuzzDecode(f *testing.F) {
-	b := &batch{}
+	b := newBatch(0)
 	for _, name := range []string{"all", "tproxy dual", "owners", "refuse IPv6"} {
 		if err := b.replace(canonical(f, name), &state{}); err != nil {
 			f.Fatal(err)
 		}
 	}
-	for _, m := range b.messages {
-		if m.kind == unix.NFT_MSG_NEWRULE {
-			f.Add(m.body)
+	for left := b.out; len(left) > 0; {
+		n := binary.NativeEndian.Uint32(left)
+		if kind := binary.NativeEndian.Uint16(left[4:]); kind == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE {
+			f.Add(left[unix.NLMSG_HDRLEN+4 : n])
 		}
+		left = left[n:]
 	}
 	f.Fuzz(func(_ *testing.T, body []byte) {
 		s := &state{exists: true, sets: map[string]kernelSet{"__set%d": {elements: []kernelElement{{value: body}}}}}

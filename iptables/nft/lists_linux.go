@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
@@ -68,20 +69,17 @@ func idList(k key, ids []uint32, not bool) list {
 // single says whether an interval is one value.
 func (i interval) single() bool { return string(i.first) == string(i.last) }
 
-// expression compares register 1 with the list, for which it may add a set to the batch.
-func (l list) expression(b *batch) expr.Any {
-	op, in := expr.CmpOpEq, expr.CmpOpEq
-	if l.not {
-		op, in = expr.CmpOpNeq, expr.CmpOpNeq
-	}
+// among compares register 1 with the list, for which it may add a set to the batch.
+func (c *conditions) among(l list) {
+	op := equal(l.not)
 	switch {
 	case len(l.values) > 1:
-		id := b.set(l)
-		return &expr.Lookup{SourceRegister: 1, SetName: setName, SetID: id, Invert: l.not}
+		id := c.batch.set(l)
+		c.other(&expr.Lookup{SourceRegister: 1, SetName: setName, SetID: id, Invert: l.not})
 	case l.values[0].single():
-		return &expr.Cmp{Op: op, Register: 1, Data: l.values[0].first}
+		c.compare(op, l.values[0].first)
 	default:
-		return &expr.Range{Op: in, Register: 1, FromData: l.values[0].first, ToData: l.values[0].last}
+		c.between(expr.Range{Op: op, Register: 1, FromData: l.values[0].first, ToData: l.values[0].last})
 	}
 }
 
@@ -92,57 +90,68 @@ const setName = "__set%d"
 func (b *batch) set(l list) uint32 {
 	b.sets++
 	flags := uint32(unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT)
-	var elements [][]byte
 	for _, v := range l.values {
 		if !v.single() {
 			flags |= unix.NFT_SET_INTERVAL
 		}
 	}
+	var elements []kernelElement
 	for _, v := range l.values {
-		elements = append(elements, element(v.first, false))
+		elements = append(elements, kernelElement{value: v.first})
 		if flags&unix.NFT_SET_INTERVAL == 0 {
 			continue
 		}
 		if end, more := after(v.last); more {
-			elements = append(elements, element(end, true))
+			elements = append(elements, kernelElement{value: end, end: true})
 		}
 	}
 	order := uint32(2) // nft's name for big-endian; it shows numbers wrongly without
 	if l.key.host {
 		order = 1
 	}
-	b.add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "a set of "+b.rule, concat(
-		text(unix.NFTA_SET_TABLE, Table), text(unix.NFTA_SET_NAME, setName), number(unix.NFTA_SET_ID, b.sets),
-		number(unix.NFTA_SET_FLAGS, flags), number(unix.NFTA_SET_KEY_TYPE, l.key.nft), number(unix.NFTA_SET_KEY_LEN, l.key.size),
-		nested(unix.NFTA_SET_DESC, number(unix.NFTA_SET_DESC_SIZE, uint32(len(elements)))),
-		// Nothing but this old tag: programs of one version of nft have crashed on what those of another put here.
-		attribute(unix.NFTA_SET_USERDATA, userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)),
-	))
-	b.elements(l.key, elements)
+	at := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, part{"a set of", b.rule})
+	b.text(unix.NFTA_SET_TABLE, Table)
+	b.text(unix.NFTA_SET_NAME, setName)
+	b.number(unix.NFTA_SET_ID, b.sets)
+	b.number(unix.NFTA_SET_FLAGS, flags)
+	b.number(unix.NFTA_SET_KEY_TYPE, l.key.nft)
+	b.number(unix.NFTA_SET_KEY_LEN, l.key.size)
+	description := b.nest(unix.NFTA_SET_DESC)
+	b.number(unix.NFTA_SET_DESC_SIZE, uint32(len(elements)))
+	b.close(description)
+	// Nothing but this old tag: programs of one version of nft have crashed on what those of another put here.
+	b.bytes(unix.NFTA_SET_USERDATA, userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order))
+	b.end(at)
+	b.elements(elements)
 	return b.sets
 }
 
 // elementsAtOnce keeps the attribute that holds them below 64 KiB, where attributes end.
 const elementsAtOnce = 1000
 
-func (b *batch) elements(k key, elements [][]byte) {
-	for len(elements) > 0 {
-		n := min(elementsAtOnce, len(elements))
-		b.add(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, "a set of "+b.rule, concat(
-			text(unix.NFTA_SET_ELEM_LIST_TABLE, Table), text(unix.NFTA_SET_ELEM_LIST_SET, setName),
-			number(unix.NFTA_SET_ELEM_LIST_SET_ID, b.sets),
-			nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, elements[:n]...)))
-		elements = elements[n:]
+func (b *batch) elements(all []kernelElement) {
+	for some := range slices.Chunk(all, elementsAtOnce) {
+		at := b.message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, part{"a set of", b.rule})
+		b.text(unix.NFTA_SET_ELEM_LIST_TABLE, Table)
+		b.text(unix.NFTA_SET_ELEM_LIST_SET, setName)
+		b.number(unix.NFTA_SET_ELEM_LIST_SET_ID, b.sets)
+		list := b.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		for _, e := range some {
+			b.element(e)
+		}
+		b.close(list)
+		b.end(at)
 	}
 }
 
-// element is a value, or the first that is beyond an interval.
-func element(value []byte, end bool) []byte {
-	parts := [][]byte{nested(unix.NFTA_SET_ELEM_KEY, attribute(unix.NFTA_DATA_VALUE, value))}
-	if end {
-		parts = append(parts, number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END))
+// element writes a value, or the first that is beyond an interval.
+func (b *batch) element(e kernelElement) {
+	at := b.nest(unix.NFTA_LIST_ELEM)
+	b.value(unix.NFTA_SET_ELEM_KEY, e.value)
+	if e.end {
+		b.number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
-	return nested(unix.NFTA_LIST_ELEM, parts...)
+	b.close(at)
 }
 
 // after is the next value of a big-endian number; there is none after the highest.

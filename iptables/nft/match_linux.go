@@ -22,21 +22,19 @@ var stateBits = map[iptables.State]uint32{
 	iptables.Related: expr.CtStateBitRELATED, iptables.New: expr.CtStateBitNEW,
 }
 
-// conditions makes a rule's expressions from a match in canonical form.
+// conditions writes a rule's expressions from a match in canonical form.
 type conditions struct {
+	*writer
 	batch *batch
-	exprs []expr.Any
 }
 
-func (c *conditions) compare(load expr.Any, op expr.CmpOp, data []byte) {
-	c.exprs = append(c.exprs, load, &expr.Cmp{Op: op, Register: 1, Data: data})
+// compare has the rule go on if register 1 is the data, or is not.
+func (c *conditions) compare(op expr.CmpOp, data []byte) {
+	c.cmp(expr.Cmp{Op: op, Register: 1, Data: data})
 }
 
-func (c *conditions) among(load expr.Any, l list) {
-	c.exprs = append(c.exprs, load, l.expression(c.batch))
-}
-
-func meta(key expr.MetaKey) *expr.Meta { return &expr.Meta{Key: key, Register: 1} }
+// load writes register 1.
+func (w *writer) load(key expr.MetaKey) { w.meta(expr.Meta{Key: key, Register: 1}) }
 
 func equal(not bool) expr.CmpOp {
 	if not {
@@ -59,16 +57,20 @@ func (c *conditions) match(m iptables.Match) error {
 	c.addresses(m)
 	c.ports(m)
 	if len(m.UIDs) > 0 {
-		c.among(meta(expr.MetaKeySKUID), idList(keyUID, m.UIDs, m.NotUIDs))
+		c.load(expr.MetaKeySKUID)
+		c.among(idList(keyUID, m.UIDs, m.NotUIDs))
 	}
 	if len(m.GIDs) > 0 {
-		c.among(meta(expr.MetaKeySKGID), idList(keyGID, m.GIDs, m.NotGIDs))
+		c.load(expr.MetaKeySKGID)
+		c.among(idList(keyGID, m.GIDs, m.NotGIDs))
 	}
 	if m.Mark != nil {
-		c.mark(meta(expr.MetaKeyMARK), *m.Mark, m.NotMark)
+		c.load(expr.MetaKeyMARK)
+		c.mark(*m.Mark, m.NotMark)
 	}
 	if m.ConnMark != nil {
-		c.mark(&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, *m.ConnMark, false)
+		c.other(&expr.Ct{Key: expr.CtKeyMARK, Register: 1})
+		c.mark(*m.ConnMark, false)
 	}
 	return c.connection(m)
 }
@@ -76,15 +78,18 @@ func (c *conditions) match(m iptables.Match) error {
 // family restricts addresses to packets that have them where we look.
 func (c *conditions) family(m iptables.Match) error {
 	families := m.Families
-	for _, p := range append(m.Source[:len(m.Source):len(m.Source)], m.Destination...) {
-		of := familyOf(p)
-		if families != 0 && families != of {
-			return fmt.Errorf("its addresses are not of one family: %s", p)
+	for _, list := range [...][]netip.Prefix{m.Source, m.Destination} {
+		for _, p := range list {
+			of := familyOf(p)
+			if families != 0 && families != of {
+				return fmt.Errorf("its addresses are not of one family: %s", p)
+			}
+			families = of
 		}
-		families = of
 	}
 	if proto := nfproto(families); proto != 0 {
-		c.compare(meta(expr.MetaKeyNFPROTO), expr.CmpOpEq, []byte{proto})
+		c.load(expr.MetaKeyNFPROTO)
+		c.compare(expr.CmpOpEq, []byte{proto})
 	}
 	return nil
 }
@@ -118,7 +123,8 @@ func (c *conditions) transport(m iptables.Match) error {
 	if !known {
 		return fmt.Errorf("protocol %q is neither tcp nor udp", m.Protocol)
 	}
-	c.compare(meta(expr.MetaKeyL4PROTO), expr.CmpOpEq, []byte{n})
+	c.load(expr.MetaKeyL4PROTO)
+	c.compare(expr.CmpOpEq, []byte{n})
 	return nil
 }
 
@@ -129,10 +135,12 @@ func (c *conditions) interfaces(m iptables.Match) error {
 		}
 	}
 	if m.InInterface != "" {
-		c.compare(meta(expr.MetaKeyIIFNAME), expr.CmpOpEq, interfaceName(m.InInterface))
+		c.load(expr.MetaKeyIIFNAME)
+		c.compare(expr.CmpOpEq, interfaceName(m.InInterface))
 	}
 	if m.OutInterface != "" {
-		c.compare(meta(expr.MetaKeyOIFNAME), equal(m.NotOut), interfaceName(m.OutInterface))
+		c.load(expr.MetaKeyOIFNAME)
+		c.compare(equal(m.NotOut), interfaceName(m.OutInterface))
 	}
 	return nil
 }
@@ -144,39 +152,43 @@ func interfaceName(name string) []byte {
 }
 
 func (c *conditions) addresses(m iptables.Match) {
-	load := func(prefixes []netip.Prefix, v4, v6 uint32) *expr.Payload {
-		p := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: v4, Len: 4}
+	load := func(prefixes []netip.Prefix, v4, v6 uint32) {
+		p := expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: v4, Len: 4}
 		if prefixes[0].Addr().Is6() {
 			p.Offset, p.Len = v6, 16
 		}
-		return p
+		c.payload(p)
 	}
 	if len(m.Source) > 0 {
-		c.among(load(m.Source, 12, 8), addressList(m.Source, m.NotSource))
+		load(m.Source, 12, 8)
+		c.among(addressList(m.Source, m.NotSource))
 	}
 	if len(m.Destination) > 0 {
-		c.among(load(m.Destination, 16, 24), addressList(m.Destination, m.NotDestination))
+		load(m.Destination, 16, 24)
+		c.among(addressList(m.Destination, m.NotDestination))
 	}
 }
 
 func (c *conditions) ports(m iptables.Match) {
-	load := func(offset uint32) *expr.Payload {
-		return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2}
+	load := func(offset uint32) {
+		c.payload(expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2})
 	}
 	if len(m.SourcePorts) > 0 {
-		c.among(load(0), portList(m.SourcePorts, false))
+		load(0)
+		c.among(portList(m.SourcePorts, false))
 	}
 	if len(m.DestinationPorts) > 0 {
-		c.among(load(2), portList(m.DestinationPorts, m.NotDestinationPorts))
+		load(2)
+		c.among(portList(m.DestinationPorts, m.NotDestinationPorts))
 	}
 }
 
-func (c *conditions) mark(load expr.Any, m iptables.Mark, not bool) {
-	c.exprs = append(c.exprs, load)
+// mark compares the mark in register 1.
+func (c *conditions) mark(m iptables.Mark, not bool) {
 	if m.Mask != ^uint32(0) {
-		c.exprs = append(c.exprs, masked(m.Mask, 0))
+		c.other(masked(m.Mask, 0))
 	}
-	c.exprs = append(c.exprs, &expr.Cmp{Op: equal(not), Register: 1, Data: host(m.Value)})
+	c.compare(equal(not), host(m.Value))
 }
 
 func (c *conditions) connection(m iptables.Match) error {
@@ -189,11 +201,13 @@ func (c *conditions) connection(m iptables.Match) error {
 		bits |= bit
 	}
 	if bits != 0 {
-		c.exprs = append(c.exprs, &expr.Ct{Key: expr.CtKeySTATE, Register: 1}, masked(bits, 0),
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: host(0)})
+		c.other(&expr.Ct{Key: expr.CtKeySTATE, Register: 1})
+		c.other(masked(bits, 0))
+		c.compare(expr.CmpOpNeq, host(0))
 	}
 	if m.Socket { // "wildcard 0": a socket that is bound to an address, as iptables' match has it
-		c.compare(&expr.Socket{Key: expr.SocketKeyWildcard, Register: 1}, expr.CmpOpEq, []byte{0})
+		c.other(&expr.Socket{Key: expr.SocketKeyWildcard, Register: 1})
+		c.compare(expr.CmpOpEq, []byte{0})
 	}
 	return nil
 }

@@ -42,6 +42,11 @@ var bases = map[stage]base{
 	{iptables.Filter, iptables.Output}:     {"filter", 3, 0},
 }
 
+// hooks are those of base chains, as iptables.BaseName writes them.
+var hooks = map[string]iptables.Hook{
+	"prerouting": iptables.Prerouting, "input": iptables.Input, "forward": iptables.Forward, "output": iptables.Output,
+}
+
 // chainName is a chain's name in the kernel, where chains of all stages share one table.
 func chainName(c iptables.Chain) string {
 	if c.Hook != "" {
@@ -59,13 +64,14 @@ func jumpName(table iptables.Table, name string) string {
 
 // modelChain is the reverse: a chain without its rules.
 func modelChain(kernel string) iptables.Chain {
-	for at := range bases {
-		if iptables.BaseName(at.table, at.hook) == kernel {
-			return iptables.Chain{Table: at.table, Name: kernel, Hook: at.hook}
-		}
-	}
 	if prefix, after, found := strings.Cut(kernel, "_"); found {
-		switch t := iptables.Table(prefix); t {
+		t := iptables.Table(prefix)
+		if hook, known := hooks[after]; known {
+			if _, known := bases[stage{t, hook}]; known {
+				return iptables.Chain{Table: t, Name: kernel, Hook: hook}
+			}
+		}
+		switch t {
 		case iptables.Raw, iptables.Mangle, iptables.Filter:
 			return iptables.Chain{Table: t, Name: after}
 		}

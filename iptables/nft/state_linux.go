@@ -209,8 +209,8 @@ func (c *conn) readElements(set string) ([]kernelElement, error) {
 
 // elementsOf reads a set of any table.
 func (c *conn) elementsOf(family int, table, set string) ([]kernelElement, error) {
-	replies, err := c.ask(message{kind: unix.NFT_MSG_GETSETELEM, flags: unix.NLM_F_DUMP, family: family, body: concat(
-		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, set))})
+	replies, err := c.ask(message{kind: unix.NFT_MSG_GETSETELEM, flags: unix.NLM_F_DUMP, family: family, body: append(
+		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, set)...)})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, errInterrupted
 	}

@@ -11,66 +11,77 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// verdict gives the expressions of a verdict in a chain of a table.
-func verdict(table iptables.Table, v iptables.Verdict, m iptables.Match) ([]expr.Any, error) {
+// then writes the expressions of a verdict in a chain of a table.
+func (w *writer) then(table iptables.Table, v iptables.Verdict, m iptables.Match) error {
 	switch v.Action {
 	case iptables.Return:
-		return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}, nil
+		w.verdict(expr.Verdict{Kind: expr.VerdictReturn})
 	case iptables.Accept:
-		return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}, nil
+		w.verdict(expr.Verdict{Kind: expr.VerdictAccept})
 	case iptables.Drop:
-		return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}, nil
+		w.verdict(expr.Verdict{Kind: expr.VerdictDrop})
 	case iptables.Jump:
-		return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: jumpName(table, v.Chain)}}, nil
+		w.verdict(expr.Verdict{Kind: expr.VerdictJump, Chain: jumpName(table, v.Chain)})
 	case iptables.Redirect, iptables.TransparentProxy:
-		return capture(v, m)
+		return w.capture(v, m)
 	case iptables.Reject:
-		return reject(m)
+		return w.reject(m)
 	case iptables.SetMark:
-		return setMark(v.Mark), nil
+		w.setMark(v.Mark)
 	case iptables.SaveMark:
-		return []expr.Any{meta(expr.MetaKeyMARK), &expr.Ct{Key: expr.CtKeyMARK, Register: 1, SourceRegister: true}}, nil
+		w.load(expr.MetaKeyMARK)
+		w.other(&expr.Ct{Key: expr.CtKeyMARK, Register: 1, SourceRegister: true})
 	case iptables.RestoreMark:
-		return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}}, nil
+		w.other(&expr.Ct{Key: expr.CtKeyMARK, Register: 1})
+		w.meta(expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
 	case iptables.Zone:
-		return []expr.Any{immediate(binary.NativeEndian.AppendUint16(nil, v.ZoneID)),
-			&expr.Ct{Key: expr.CtKeyZONE, Register: 1, SourceRegister: true}}, nil
+		w.put(binary.NativeEndian.AppendUint16(nil, v.ZoneID))
+		w.other(&expr.Ct{Key: expr.CtKeyZONE, Register: 1, SourceRegister: true})
+	default:
+		return fmt.Errorf("action %q is unknown", v.Action)
 	}
-	return nil, fmt.Errorf("action %q is unknown", v.Action)
+	return nil
 }
 
-func immediate(data []byte) *expr.Immediate { return &expr.Immediate{Register: 1, Data: data} }
+// put writes register 1.
+func (w *writer) put(data []byte) { w.immediate(expr.Immediate{Register: 1, Data: data}) }
 
-func capture(v iptables.Verdict, m iptables.Match) ([]expr.Any, error) {
+func (w *writer) capture(v iptables.Verdict, m iptables.Match) error {
 	if m.Protocol == iptables.AnyProtocol {
-		return nil, errors.New("a port to redirect to needs a protocol")
+		return errors.New("a port to redirect to needs a protocol")
 	}
-	port := immediate(binary.BigEndian.AppendUint16(nil, v.Port))
+	w.put(binary.BigEndian.AppendUint16(nil, v.Port))
 	if v.Action == iptables.Redirect {
-		return []expr.Any{port, &expr.Redir{RegisterProtoMin: 1}}, nil
+		w.other(&expr.Redir{RegisterProtoMin: 1})
+		return nil
 	}
-	exprs := []expr.Any{port, &expr.TProxy{RegPort: 1}}
-	exprs = append(exprs, setMark(v.Mark)...)
-	return append(exprs, &expr.Verdict{Kind: expr.VerdictAccept}), nil
+	w.other(&expr.TProxy{RegPort: 1})
+	w.setMark(v.Mark)
+	w.verdict(expr.Verdict{Kind: expr.VerdictAccept})
+	return nil
 }
 
 // icmpxPortUnreachable is NFT_REJECT_ICMPX_PORT_UNREACH.
 const icmpxPortUnreachable = 1
 
-func reject(m iptables.Match) ([]expr.Any, error) {
+func (w *writer) reject(m iptables.Match) error {
 	switch m.Protocol {
 	case iptables.TCP:
-		return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}, nil
+		w.other(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	case iptables.UDP:
-		return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxPortUnreachable}}, nil
+		w.other(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxPortUnreachable})
+	default:
+		return errors.New("a refusal needs a protocol")
 	}
-	return nil, errors.New("a refusal needs a protocol")
+	return nil
 }
 
-func setMark(m iptables.Mark) []expr.Any {
-	set := &expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}
+func (w *writer) setMark(m iptables.Mark) {
 	if m.Mask == ^uint32(0) {
-		return []expr.Any{immediate(host(m.Value)), set}
+		w.put(host(m.Value))
+	} else {
+		w.load(expr.MetaKeyMARK)
+		w.other(masked(^m.Mask, m.Value&m.Mask))
 	}
-	return []expr.Any{meta(expr.MetaKeyMARK), masked(^m.Mask, m.Value&m.Mask), set}
+	w.meta(expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
 }

@@ -18,12 +18,11 @@ import (
 // ask the kernel to refuse a batch when somebody else changed something since it looked; and it tells no errors by rule.
 // Expressions are that module's.
 
-// message is one of a batch, or a question.
+// message is a question.
 type message struct {
 	kind  uint16 // NFT_MSG_…
 	flags uint16
 	body  []byte // attributes
-	what  string // for errors: "rule outbound/x"
 	// family is that of our table if it is 0.
 	family int
 }
@@ -59,10 +58,12 @@ func header(family uint8, resource uint16) []byte {
 	return binary.BigEndian.AppendUint16([]byte{family, unix.NFNETLINK_V0}, resource)
 }
 
-// commit sends a batch as one transaction, which the kernel refuses if its rules are no longer of the generation.
-func (c *conn) commit(generation uint32, batch []message) error {
-	first := c.socket.Next()
-	out := transaction(first, generation, batch)
+// commit sends a batch as one transaction.
+func (c *conn) commit(b *batch) error {
+	last := uint32(len(b.parts))
+	first := c.socket.Numbers(last + 2)
+	last += first
+	out := b.finish(first)
 	if len(out) > roomy {
 		c.socket.Room(2*len(out), 4<<20)
 	}
@@ -71,12 +72,8 @@ func (c *conn) commit(generation uint32, batch []message) error {
 		err = fmt.Errorf("%w: the rules have %d KiB, more than this process may send at once (sysctl net.core.wmem_max); shorten the lists of the options, or join neighbours to ranges", err, len(out)>>10)
 	}
 	if err != nil {
-		return fmt.Errorf("send a batch of %d messages: %w", len(batch), err)
+		return fmt.Errorf("send a batch of %d messages: %w", len(b.parts), err)
 	}
-	for range len(batch) + 1 {
-		c.socket.Next()
-	}
-	last := first + uint32(len(batch))
 	for {
 		replies, err := c.socket.Receive()
 		if err != nil {
@@ -89,7 +86,8 @@ func (c *conn) commit(generation uint32, batch []message) error {
 			if errno := r.Errno(); errno != 0 {
 				what := "" // of the transaction as a whole
 				if r.Sequence > first {
-					what = batch[r.Sequence-first-1].what
+					about := b.parts[r.Sequence-first-1]
+					what = about.what + " " + about.name
 				}
 				if errno == unix.ENOENT { // of an expression or a type of chain; what we name ourselves is there
 					return described(what, fmt.Errorf("%w: %w", ErrUnsupported, errno))
@@ -101,28 +99,6 @@ func (c *conn) commit(generation uint32, batch []message) error {
 			}
 		}
 	}
-}
-
-// transaction is the datagram of a batch, whose messages are numbered. Its last one is acknowledged, as that tells that
-// all is done. Generation 0 is any: there is no such one.
-func transaction(first, generation uint32, batch []message) []byte {
-	var genid []byte
-	if generation != 0 {
-		genid = attribute(unix.NFNL_BATCH_GENID, binary.BigEndian.AppendUint32(nil, generation))
-	}
-	whole := header(unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
-	size := 128
-	for _, m := range batch {
-		size += unix.NLMSG_HDRLEN + len(m.body) + 8
-	}
-	out := kernel.Append(make([]byte, 0, size), unix.NFNL_MSG_BATCH_BEGIN, 0, first, whole, genid)
-	for i, m := range batch {
-		if i == len(batch)-1 {
-			m.flags |= unix.NLM_F_ACK
-		}
-		out = kernel.Append(out, unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m.flags, first+uint32(i)+1, m.header(), m.body)
-	}
-	return kernel.Append(out, unix.NFNL_MSG_BATCH_END, 0, first+uint32(len(batch))+1, whole)
 }
 
 // roomy is what a socket's send buffer holds as the kernel makes it, at the least.

@@ -96,31 +96,46 @@ func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	return err
 }
 
-func (k *session) addressChange(p netip.Prefix) (string, change) {
-	what := fmt.Sprintf("the address %s on lo", p)
-	return what, k.toggle(what,
-		func(k *session) error { return k.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, p) },
-		func(k *session) error { return k.change(unix.RTM_DELADDR, 0, p) })
+func (k *session) addAddress(p netip.Prefix) error {
+	return k.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, p)
 }
 
-func (k *session) missingAddresses(list []netip.Prefix, of iptables.Families) ([]change, error) {
-	wanted := wantedAddresses(list, of)
-	if len(wanted) == 0 {
-		return nil, nil
+func (k *session) deleteAddress(p netip.Prefix) error { return k.change(unix.RTM_DELADDR, 0, p) }
+
+// surplusAddress is the change that takes an address away.
+func (k *session) surplusAddress(p netip.Prefix) change {
+	return change{fmt.Sprintf("remove the address %s on lo", p),
+		func() error { return k.on(func(k *session) error { return k.deleteAddress(p) }) },
+		func() error { return k.on(func(k *session) error { return k.addAddress(p) }) }}
+}
+
+// missingAddress is the change that adds an address if it is not there, which the kernel is asked by adding it.
+func (k *session) missingAddress(p netip.Prefix) change {
+	added := false
+	return change{"add the address " + p.String() + " on lo",
+		func() error {
+			return k.on(func(k *session) error {
+				err := k.addAddress(p)
+				added = err == nil
+				if errors.Is(err, unix.EEXIST) {
+					return nil
+				}
+				return err
+			})
+		},
+		func() error {
+			if !added {
+				return nil
+			}
+			return k.on(func(k *session) error { return k.deleteAddress(p) })
+		}}
+}
+
+func (k *session) missingAddresses(list []netip.Prefix, of iptables.Families) (out []change) {
+	for p := range wantedAddresses(list, of) {
+		out = append(out, k.missingAddress(p))
 	}
-	have, err := k.addresses()
-	if err != nil {
-		return nil, err
-	}
-	for _, a := range have {
-		delete(wanted, a.prefix)
-	}
-	var out []change
-	for p := range wanted {
-		_, c := k.addressChange(p)
-		out = append(out, c)
-	}
-	return out, nil
+	return out
 }
 
 func (k *session) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, error) {
@@ -128,8 +143,7 @@ func (k *session) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, erro
 	var out []change
 	for _, p := range ours {
 		if !wanted[p] {
-			what, c := k.addressChange(p)
-			out = append(out, c.reverse(what))
+			out = append(out, k.surplusAddress(p))
 		}
 	}
 	return out, err

@@ -129,11 +129,7 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 		}
 		changes = append(changes, more...)
 	}
-	more, err := k.missingAddresses(want.LoopbackAddresses, of)
-	if err != nil {
-		return nil, err
-	}
-	return r.run(append(changes, more...))
+	return r.run(append(changes, k.missingAddresses(want.LoopbackAddresses, of)...))
 }
 
 // Prune takes away what is ours and not wanted, all that is ours if want is nil.

@@ -20,8 +20,9 @@ type namespace struct {
 const (
 	commandLimit = 40 * time.Second // more than the wait for the lock
 	versionLimit = 5 * time.Second
-	// drainLimit bounds how long what a killed program started may hold its output open: binaries may be wrappers.
-	drainLimit  = 500 * time.Millisecond
+	// drainLimit bounds how long what a program started may hold its output open after its end: binaries may be wrappers. A
+	// busy machine takes a second to read the output of one that has ended well.
+	drainLimit  = 10 * time.Second
 	outputLimit = 16 << 20
 )
 
