@@ -237,13 +237,15 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	return in, nil
 }
 
-// Foreign tells of chains of others that nftables knows. A kernel without it has none.
+// Foreign tells of chains of others, in nftables and in the legacy flavour of iptables. A kernel that has one of them not
+// has none there.
 func (b *Backend) Foreign(ctx context.Context) ([]iptables.ForeignChain, error) {
 	all, err := b.nft.Foreign(ctx)
-	if errors.Is(err, nft.ErrUnsupported) {
-		return nil, nil
+	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
+		return nil, err
 	}
-	return all, err
+	legacy, err := foreignLegacy(b.cfg.NetNS)
+	return append(all, legacy...), err
 }
 
 func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in.Rules.Chains) > 0 }

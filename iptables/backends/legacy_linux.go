@@ -29,11 +29,12 @@ const (
 type legacyFamily struct {
 	names         string // file that lists them
 	domain, level int
+	layout        legacyLayout
 }
 
 var legacyFamilies = [...]legacyFamily{
-	{"/proc/thread-self/net/ip_tables_names", unix.AF_INET, unix.SOL_IP},
-	{"/proc/thread-self/net/ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6},
+	{"/proc/thread-self/net/ip_tables_names", unix.AF_INET, unix.SOL_IP, layout4},
+	{"/proc/thread-self/net/ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, layout6},
 }
 
 // legacy are the lists of the tables that the legacy flavour has in a namespace, as descriptors.
@@ -70,13 +71,13 @@ func (l *legacy) hasRules(netns int, prefixes ...string) (found bool, err error)
 			return false, err
 		}
 		for _, table := range tables {
-			var entries []byte
+			var in *legacyTable
 			err := namespace.Do(netns, func() (err error) {
-				entries, err = legacyEntries(family.domain, family.level, table)
+				in, err = readLegacy(family.domain, family.level, table)
 				return err
 			})
 			// What cannot be looked at may be ours; the programs will tell.
-			found = found || err != nil || containsAny(entries, prefixes)
+			found = found || err != nil || containsAny(in.entries, prefixes)
 		}
 	}
 	return found, nil
@@ -129,29 +130,40 @@ func containsAny(data []byte, prefixes []string) bool {
 	return false
 }
 
-// legacyEntries are a table's rules as the kernel has them. The names of chains are in them.
-func legacyEntries(domain, level int, table string) ([]byte, error) {
+// legacyTable is one as the kernel has it (struct ipt_getinfo, struct ipt_get_entries).
+type legacyTable struct {
+	hooks        uint32    // those that it has chains of, as bits
+	begins, ends [5]uint32 // where in the entries the chain of a hook begins, and where its policy is
+	entries      []byte    // the rules; names of chains are in them
+}
+
+func readLegacy(domain, level int, name string) (*legacyTable, error) {
 	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
 	info := make([]byte, infoSize)
-	copy(info[:nameSize-1], table)
+	copy(info[:nameSize-1], name)
 	if err := getSocketOption(fd, level, getInfo, info); err != nil {
 		return nil, err
 	}
 	size := binary.NativeEndian.Uint32(info[sizeAt:])
 	if size > mostLegacy {
-		return nil, fmt.Errorf("the table %s has %d bytes", table, size)
+		return nil, fmt.Errorf("the table %s has %d bytes", name, size)
 	}
 	entries := make([]byte, entriesAt+int(size))
-	copy(entries[:nameSize-1], table)
+	copy(entries[:nameSize-1], name)
 	binary.NativeEndian.PutUint32(entries[nameSize:], size)
 	if err := getSocketOption(fd, level, getEntries, entries); err != nil {
 		return nil, err
 	}
-	return entries[entriesAt:], nil
+	t := &legacyTable{hooks: binary.NativeEndian.Uint32(info[nameSize:]), entries: entries[entriesAt:]}
+	for i := range t.begins {
+		t.begins[i] = binary.NativeEndian.Uint32(info[nameSize+4+4*i:])
+		t.ends[i] = binary.NativeEndian.Uint32(info[nameSize+24+4*i:])
+	}
+	return t, nil
 }
 
 func getSocketOption(fd, level, option int, data []byte) error {

@@ -2,6 +2,8 @@
 
 package backends
 
+import "github.com/pilotfish-mesh/pilotfish/iptables"
+
 type legacy struct{}
 
 func (*legacy) open() {}
@@ -9,3 +11,5 @@ func (*legacy) open() {}
 func (*legacy) close() {}
 
 func (*legacy) hasRules(int, ...string) (bool, error) { return false, nil }
+
+func foreignLegacy(int) ([]iptables.ForeignChain, error) { return nil, nil }

@@ -1,0 +1,136 @@
+package backends
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
+)
+
+// legacyLayout is where in an entry of a table things are (struct ipt_entry, struct ip6t_entry).
+type legacyLayout struct {
+	family       string
+	destination  int // address, and its mask after as many bytes as both addresses have
+	size         int // of an address
+	targetOffset int
+	nextOffset   int
+	matches      int
+}
+
+var (
+	layout4 = legacyLayout{family: "ip", destination: 4, size: 4, targetOffset: 88, nextOffset: 90, matches: 112}
+	layout6 = legacyLayout{family: "ip6", destination: 16, size: 16, targetOffset: 140, nextOffset: 142, matches: 168}
+)
+
+// Of struct xt_entry_match and struct xt_entry_target: the size, the name and a revision are before the data.
+const (
+	extensionData = 32
+	extensionName = 2
+	extensionRoom = 29
+)
+
+var (
+	legacyHooks      = [5]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+	legacyPriorities = map[string]int{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
+)
+
+// foreignLegacy tells of what iptables-legacy has of others, which nftables does not know of.
+func foreignLegacy(netns int) (all []iptables.ForeignChain, err error) {
+	err = namespace.Do(netns, func() error {
+		var l legacy
+		l.open()
+		defer l.close()
+		for i, family := range legacyFamilies {
+			tables, err := listed(l.lists[i], l.errs[i])
+			if err != nil {
+				return err
+			}
+			for _, name := range tables {
+				// What cannot be read, or is ours too, is not somebody else's to tell of.
+				if t, err := readLegacy(family.domain, family.level, name); err == nil && !containsAny(t.entries, ownPrefixes) {
+					all = append(all, t.foreign(family.layout, name)...)
+				}
+			}
+		}
+		return nil
+	})
+	return all, err
+}
+
+func (t *legacyTable) foreign(at legacyLayout, table string) (all []iptables.ForeignChain) {
+	var named []iptables.Named
+	count := [5]int{}
+	drops := [5]bool{}
+	t.each(at, func(offset uint32, entry []byte) {
+		for hook := range legacyHooks {
+			switch {
+			case t.hooks&(1<<hook) == 0:
+			case offset == t.ends[hook]:
+				drops[hook] = policyDrops(at, entry)
+			case offset >= t.begins[hook] && offset < t.ends[hook]:
+				count[hook]++
+			}
+		}
+		if n := namedBy(at, entry); n != (iptables.Named{}) {
+			named = append(named, n)
+		}
+	})
+	for hook, name := range legacyHooks {
+		if t.hooks&(1<<hook) != 0 && (count[hook] > 0 || drops[hook]) {
+			all = append(all, iptables.ForeignChain{Table: at.family + " " + table + " of iptables-legacy", Name: name,
+				Hook: string(bytes.ToLower([]byte(name))), Priority: legacyPriorities[table], Rules: count[hook], Drops: drops[hook], Named: named})
+		}
+	}
+	return all
+}
+
+// each gives the entries of a table. What is malformed ends them.
+func (t *legacyTable) each(at legacyLayout, f func(offset uint32, entry []byte)) {
+	for offset := 0; offset+at.matches <= len(t.entries); {
+		left := t.entries[offset:]
+		next := int(binary.NativeEndian.Uint16(left[at.nextOffset:]))
+		if next < at.matches || next > len(left) {
+			return
+		}
+		f(uint32(offset), left[:next])
+		offset += next
+	}
+}
+
+// policyDrops reads the verdict of an entry that is a policy: -1 - NF_DROP, or -1 - NF_ACCEPT.
+func policyDrops(at legacyLayout, entry []byte) bool {
+	target := int(binary.NativeEndian.Uint16(entry[at.targetOffset:]))
+	const drop = ^uint32(0)
+	return target+extensionData+4 <= len(entry) && binary.NativeEndian.Uint32(entry[target+extensionData:]) == drop
+}
+
+// namedBy is the destination that a rule names.
+func namedBy(at legacyLayout, entry []byte) (n iptables.Named) {
+	mask := entry[at.destination+2*at.size:][:at.size]
+	if a, ok := netip.AddrFromSlice(entry[at.destination:][:at.size]); ok && len(bytes.Trim(mask, "\x00")) > 0 {
+		n.Address = a
+	}
+	end := min(int(binary.NativeEndian.Uint16(entry[at.targetOffset:])), len(entry))
+	for left := entry[at.matches:max(at.matches, end)]; len(left) >= extensionData; {
+		size := int(binary.NativeEndian.Uint16(left))
+		if size < extensionData || size > len(left) {
+			break
+		}
+		n.Port = max(n.Port, portOfExtension(left[:size]))
+		left = left[size:]
+	}
+	return n
+}
+
+// portOfExtension is the first destination port that the matches tcp and udp name: two ports of the source come before.
+func portOfExtension(match []byte) uint16 {
+	name, _, _ := bytes.Cut(match[extensionName:][:extensionRoom], []byte{0})
+	if data := match[extensionData:]; (string(name) == "tcp" || string(name) == "udp") && len(data) >= 8 {
+		if first, last := binary.NativeEndian.Uint16(data[4:]), binary.NativeEndian.Uint16(data[6:]); first != 0 || last != 65535 {
+			return first
+		}
+	}
+	return 0
+}

@@ -1,0 +1,78 @@
+package backends
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+func TestRulesOfOthersByIPTablesLegacyAreToldOf(t *testing.T) {
+	ns := testns.New(t)
+	b, err := New(Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"iptables-legacy -A OUTPUT -d 10.96.0.10 -p tcp --dport 443 -j DROP", "iptables-legacy -A OUTPUT -p udp --dport 5000:6000 -j DROP",
+		"ip6tables-legacy -P INPUT DROP", "ip6tables-legacy -t mangle -A PREROUTING -d fd00::7 -j ACCEPT",
+		"iptables-legacy -t nat -N PILOTFISH_OUTPUT", "iptables-legacy -t nat -A OUTPUT -j PILOTFISH_OUTPUT",
+	} {
+		legacyCommand(t, ns, line)
+	}
+	all, err := b.Foreign(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := map[string][]iptables.Named{}
+	for _, c := range all {
+		told[c.String()] = c.Named
+	}
+	for chain, named := range map[string]string{
+		"chain OUTPUT of table ip filter of iptables-legacy (hook output, priority 0) has 2 rules":                     "[{443 10.96.0.10} {5000 invalid IP}]",
+		"chain INPUT of table ip6 filter of iptables-legacy (hook input, priority 0) has 0 rules, and the policy drop": "[]",
+		"chain PREROUTING of table ip6 mangle of iptables-legacy (hook prerouting, priority -150) has 1 rule":          "[{0 fd00::7}]",
+	} {
+		if got, ok := told[chain]; !ok || fmt.Sprint(got) != named {
+			t.Errorf("%s: %v, of %v", chain, got, told)
+		}
+	}
+	if len(all) != 3 {
+		t.Errorf("%d chains: %v", len(all), all)
+	}
+}
+
+func legacyCommand(t *testing.T, ns *testns.Namespace, line string) {
+	t.Helper()
+	words := strings.Fields(line)
+	if _, err := exec.LookPath(words[0]); err != nil {
+		t.Skipf("%v: install the package iptables", err)
+	}
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Env = append(cmd.Environ(), "XTABLES_LOCKFILE="+filepath.Join(t.TempDir(), "lock"))
+	var output strings.Builder
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := ns.Within(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%s: %v: %s", line, err, output.String())
+	}
+}
+
+func FuzzTablesOfIPTablesLegacyAreReadWithoutHarm(f *testing.F) {
+	f.Add(make([]byte, 400), uint32(0), uint32(0), true)
+	f.Fuzz(func(_ *testing.T, entries []byte, begin, end uint32, six bool) {
+		at := layout4
+		if six {
+			at = layout6
+		}
+		t := legacyTable{hooks: 31, entries: entries}
+		t.begins[0], t.ends[0] = begin, end
+		t.foreign(at, "filter")
+	})
+}
