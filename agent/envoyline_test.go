@@ -49,7 +49,9 @@ GET /?token=abcdefgh 200
   password: "of an access log"
 -----BEGIN PRIVATE KEY-----
 MIIE
-`+begins+`all is well`, "\n") {
+`+begins+`all is well
+AAEE
+-----END PRIVATE KEY-----`, "\n") {
 		if text, ok := w.line(line); ok {
 			got = append(got, text)
 		}

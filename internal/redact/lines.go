@@ -10,9 +10,11 @@ import (
 const (
 	// mostKeyLines is how long a key may be whose end never comes.
 	mostKeyLines = 2000
-	keyBegins    = "-----BEGIN "
-	keyEnds      = "-----END "
-	keyMark      = "PRIVATE KEY-----"
+	// mostForeignLines is how many lines of others may come within a key: several threads and processes write to one log.
+	mostForeignLines = 10
+	keyBegins        = "-----BEGIN "
+	keyEnds          = "-----END "
+	keyMark          = "PRIVATE KEY-----"
 )
 
 // fieldLine is a line of a message that goes over several: a field of a protocol buffer's text, of YAML, or of JSON.
@@ -21,10 +23,11 @@ var fieldLine = regexp.MustCompile(`^\s*(?:- )?"?([A-Za-z0-9_.-]+)"?\s*(:?)\s*(.
 // Lines leaves secrets out of a text that comes line by line and in which one may go over several of them: a key in PEM,
 // and what is in a field that is named as a secret is. It is for one text, and for one caller at a time.
 type Lines struct {
-	key    int  // lines of a key so far; 0 is none
-	hidden int  // the indentation of the field that is a secret, and one; 0 is none
-	listed bool // the elements of a list in it may stand as far to the left as its name, as YAML has them
-	header int  // the indentation of the name of a header that is a secret, and one; 0 is none
+	key     int  // lines of a key so far; 0 is none
+	foreign int  // lines within it that are none of a key
+	hidden  int  // the indentation of the field that is a secret, and one; 0 is none
+	listed  bool // the elements of a list in it may stand as far to the left as its name, as YAML has them
+	header  int  // the indentation of the name of a header that is a secret, and one; 0 is none
 }
 
 // Begin is for the first line of a message: nothing of the last one goes on, but for a key.
@@ -89,10 +92,16 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 			}
 			return l.Key(line) // another may begin
 		}
-		if l.key++; l.key <= mostKeyLines && ofKey(line) {
+		l.key++
+		of := ofKey(line)
+		if !of {
+			l.foreign++
+		}
+		if l.key > mostKeyLines || l.foreign > mostForeignLines {
+			l.key = 0
+		} else if of {
 			return "", true
 		}
-		l.key = 0
 	}
 	begin := strings.LastIndex(line, keyBegins)
 	if begin < 0 || !strings.Contains(line[begin:], keyMark) || strings.Contains(line[begin:], keyEnds) {
@@ -101,7 +110,7 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 	if after := line[begin+strings.Index(line[begin:], keyMark)+len(keyMark):]; trimEnds(after) != "" {
 		return line, false // in one line, with whatever stands for the ends of lines: Looks takes it out
 	}
-	l.key = 1
+	l.key, l.foreign = 1, 0
 	return line[:begin] + redacted, false
 }
 

@@ -23,6 +23,8 @@ func TestSecretsOverSeveralLinesAreLeftOut(t *testing.T) {
 		"a key": {"inline:\n-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMIIEvQIBADANBg\n  k0+/aa==\n-----END RSA PRIVATE KEY-----\nafter: x",
 			"inline:\n[redacted]\nafter: x"},
 		"a key that breaks off":           {"a: -----BEGIN PRIVATE KEY-----\nMIIE\n[2026] x", "a: [redacted]\n[2026] x"},
+		"a key with another line within":  {"-----BEGIN PRIVATE KEY-----\nMIIE\n[2026] x\nAAEE\nnobody's line\nBBEE==\n-----END PRIVATE KEY-----\ny", "[redacted]\n[2026] x\nnobody's line\ny"},
+		"lines after a key without end":   {"-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("a b\n", mostForeignLines+1) + "word", "[redacted]\n" + strings.Repeat("a b\n", mostForeignLines+1) + "word"},
 		"a certificate stays":             {"-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----", "-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----"},
 		"a key in one line of a proto":    {`  inline_string: "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"`, `  inline_string: "[redacted]\n"`},
 		"a field of a proto":              {"tls_certificate {\n  private_key {\n    inline_bytes: \"abc\"\n    filename: \"/k\"\n  }\n  name: \"x\"\n}", "tls_certificate {\n  private_key {\n    inline_bytes: [redacted]\n    filename: \"/k\"\n  }\n  name: \"x\"\n}"},
