@@ -4,7 +4,19 @@ import (
 	"compress/gzip"
 	"io"
 	"net/http"
+	"sync"
 )
+
+// compressors were used before: each has 800 KB.
+var compressors = sync.Pool{New: func() any {
+	// Metrics compress well at any level, and the usual one takes four times as long. Level 1 is no faster than this one,
+	// and needs more memory.
+	z, err := gzip.NewWriterLevel(io.Discard, 2)
+	if err != nil { // the level is a constant
+		panic(err)
+	}
+	return z
+}}
 
 // compressed gives the writer for an answer, through gzip if the caller takes that, and what to call when all is written.
 func compressed(w http.ResponseWriter, r *http.Request) (io.Writer, func()) {
@@ -13,13 +25,14 @@ func compressed(w http.ResponseWriter, r *http.Request) (io.Writer, func()) {
 		return w, func() {}
 	}
 	w.Header().Set("Content-Encoding", "gzip")
-	// Metrics compress well at any level, and the usual one takes four times as long. Level 1 is no faster than this one,
-	// and needs more memory.
-	z, err := gzip.NewWriterLevel(w, 2)
-	if err != nil { // the level is a constant
-		panic(err)
+	z := compressors.Get().(*gzip.Writer)
+	z.Reset(w)
+	out, finish := besides(z)
+	return out, func() {
+		finish()
+		z.Reset(io.Discard)
+		compressors.Put(z)
 	}
-	return besides(z)
 }
 
 // besides has another goroutine write, so that making the next piece and writing the last one share the processors.

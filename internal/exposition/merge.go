@@ -19,7 +19,8 @@ type Merger struct {
 	seen   *seen
 	source uint16
 	buf    []byte // for what is put together
-	window []byte // of the source that is read
+	// windows are of sources that were read; two are read at a time where one of them waits.
+	windows [][]byte
 
 	later []*Spool // whose families go with those of the same name
 }
@@ -62,9 +63,6 @@ func (m *Merger) Reset(w io.Writer, f Format) {
 	m.out.Reset(w)
 	m.format, m.source, m.later = f, 0, nil
 	m.names.forget()
-	if len(m.window) > firstBuffer {
-		m.window = nil
-	}
 }
 
 // Reserve keeps names of families from the sources that are copied until Release.
@@ -100,7 +98,9 @@ func (m *Merger) Begin(from io.Reader, s Source) *Copying {
 	m.source++
 	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut}
-	r.in.buf, m.window = m.window, nil
+	if n := len(m.windows); n > 0 {
+		r.in.buf, m.windows = m.windows[n-1], m.windows[:n-1]
+	}
 	return &Copying{c, r}
 }
 
@@ -115,8 +115,16 @@ func (c *Copying) Until(prefixes ...string) (waits bool) {
 // Finish copies the rest.
 func (c *Copying) Finish() (Copied, error) {
 	err := c.r.read()
-	c.c.window = c.r.in.buf
+	c.c.keep(c.r.in)
 	return c.c.result(c.r), err
+}
+
+// keep has the next source read where this one was, unless that had lines of unusual length.
+func (m *Merger) keep(in *lines) {
+	if len(in.buf) == firstBuffer {
+		m.windows = append(m.windows, in.buf)
+	}
+	in.buf, in.at, in.end = nil, 0, 0
 }
 
 func (c *copier) result(r *reader) Copied {
