@@ -51,6 +51,7 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		Registerer:   a.metrics,
 		AppProbes:    status.AppProbes(a.Config.AppProbes),
 		Started:      a.Started,
+		Scraped:      a.settled.afterWork,
 		Drain:        a.drainOnStatusPort,
 		Quit:         a.orders.quit.give,
 		NoProfiles:   !a.Config.Profiling,

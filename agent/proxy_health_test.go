@@ -152,13 +152,7 @@ func TestStormOfProbesCostsNoMemory(t *testing.T) {
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	r.eventually("it has settled", func() error {
-		_, body, err := r.http("GET", "15020/metrics")
-		if want := fmt.Sprintf("go_gc_gogc_percent %d\n", heapGrowth); err == nil && !strings.Contains(body, want) {
-			err = fmt.Errorf("no %s", want)
-		}
-		return err
-	})
+	r.waitSettled()
 	storm := func(times int, keep bool) {
 		var all sync.WaitGroup
 		for range callers {
@@ -194,14 +188,54 @@ func TestStormOfProbesCostsNoMemory(t *testing.T) {
 	}
 }
 
+func (r *running) waitSettled() {
+	r.t.Helper()
+	r.eventually("it has settled", func() error {
+		_, body, err := r.http("GET", "15020/metrics")
+		if want := fmt.Sprintf("go_gc_gogc_percent %d\n", heapGrowth); err == nil && !strings.Contains(body, want) {
+			err = fmt.Errorf("no %s", want)
+		}
+		return err
+	})
+}
+
+func TestWhatAScrapeTookIsGivenBackAfterIt(t *testing.T) {
+	t.Parallel()
+	const pages, own = 3 << 10, 2 << 10 // KiB
+	s := newSetup(t, "127.104.15.2")
+	s.cp.start(t)
+	r := s.start(t)
+	r.waitReady()
+	r.waitSettled()
+	before := anonymousKiB(t, r.cmd.Process.Pid)
+	for range 20 {
+		if code, _, err := r.http("GET", "15020/stats/prometheus"); err != nil || code != http.StatusOK {
+			t.Fatal(code, err)
+		}
+	}
+	most := statusKiB(t, r.cmd.Process.Pid, "VmRSS:")
+	r.eventually("it has given back what scrapes took", func() error {
+		all, mine := statusKiB(t, r.cmd.Process.Pid, "VmRSS:"), anonymousKiB(t, r.cmd.Process.Pid)
+		if all > most-pages || mine > before+own {
+			return fmt.Errorf("it has %d KiB of %d, %d KiB of its own of %d before", all, most, mine, before)
+		}
+		return nil
+	})
+}
+
 // anonymousKiB is the memory of a process that is its own.
 func anonymousKiB(t *testing.T, pid int) int {
+	t.Helper()
+	return statusKiB(t, pid, "RssAnon:")
+}
+
+func statusKiB(t *testing.T, pid int, field string) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(text), "RssAnon:")
+	_, rest, _ := strings.Cut(string(text), field)
 	fields := strings.Fields(rest)
 	n, err := strconv.Atoi(fields[0])
 	if err != nil {

@@ -20,6 +20,8 @@ const (
 	heapGrowth = 40
 	// forgetAtMost bounds how often the program's pages are given back: it costs some hundred page faults.
 	forgetAtMost = 20 * time.Second
+	// restAfter is how long after a scrape the agent gives back what that took, if no other came.
+	restAfter = 2 * time.Second
 )
 
 // hurry favours speed over memory until settle ends that.
@@ -31,6 +33,7 @@ type settled struct {
 	pages pages
 	last  time.Time
 	ready bool
+	rest  *time.Timer // nil until something was worth a rest
 }
 
 // forget gives the pages back, unless that was done lately. It is for moments at which the process is awake: what the
@@ -41,6 +44,40 @@ func (s *settled) forget() {
 	if s.ready && time.Since(s.last) >= forgetAtMost {
 		s.pages.forget()
 		s.last = time.Now()
+	}
+}
+
+// afterWork gives back soon what work like a scrape took, which comes in one piece and is not needed until the next one:
+// the garbage, the memory of it, and the program's pages.
+func (s *settled) afterWork() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.ready:
+	case s.rest == nil:
+		s.rest = time.AfterFunc(restAfter, s.giveBack)
+	default:
+		s.rest.Reset(restAfter)
+	}
+}
+
+func (s *settled) giveBack() {
+	debug.FreeOSMemory() // one collection: pools keep what the next scrape uses again
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ready {
+		s.pages.forget()
+		s.last = time.Now()
+	}
+}
+
+// end has nothing given back any more.
+func (s *settled) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ready = false
+	if s.rest != nil {
+		s.rest.Stop()
 	}
 }
 
@@ -57,6 +94,7 @@ func (s *settled) settle(ctx context.Context) {
 	s.pages, s.ready = program(), true
 	s.mu.Unlock()
 	s.forget()
+	context.AfterFunc(ctx, s.end)
 	afterCollections(ctx, s.forget)
 }
 

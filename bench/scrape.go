@@ -19,6 +19,7 @@ const (
 	scrapeServices  = 190
 	applicationSize = 1 << 20
 	applicationPort = "9102"
+	scrapeRest      = 4 * time.Second
 )
 
 // scrape compares a merged scrape of the agent with direct scrapes of what is in it.
@@ -66,6 +67,14 @@ func (b *bench) scrape(ctx context.Context) error {
 	}
 	fmt.Printf("resident memory of the agent: %.1f MiB before, %.1f MiB after %d scrapes (its most since it started, %.1f MiB)\n", before.all, after.all, 4*b.rounds, peak/1024)
 	fmt.Printf("  its own: %.1f MiB before, %.1f MiB after; the rest is its program's file\n", before.own, after.own)
+	if !pause(ctx, scrapeRest) {
+		return ctx.Err()
+	}
+	rest, err := memoryOf(agent.cmd.Process.Pid)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("  %s after the last scrape: %.1f MiB, its own %.1f MiB\n", scrapeRest, rest.all, rest.own)
 	return nil
 }
 

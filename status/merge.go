@@ -102,6 +102,9 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	sc.write(m)
 	m.Reset(io.Discard, format) // what waits for its next use holds nothing of this one
 	s.mergers.Put(m)
+	if s.Scraped != nil {
+		s.Scraped()
+	}
 }
 
 // merger gives one that was used before, if there is: it has its memory, and knows most of what it will read.

@@ -41,6 +41,8 @@ type Config struct {
 	AppProbes AppProbes
 	// Started is when the agent started, for the metric that tells how long it took to become ready.
 	Started time.Time
+	// Scraped is called after each scrape that was answered; nil for none.
+	Scraped func()
 	// NoProfiles leaves /debug/pprof/ out.
 	NoProfiles bool
 	// Drain begins to drain, Quit ends the agent; both on a POST from loopback.
