@@ -43,7 +43,7 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, path, relay, controlplane, scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, relay, controlplane, scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
 	flag.StringVar(&b.services, "services", "1000", "how many services the control plane has, one mesh after the other")
 	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "how many proxies the control plane has, one fleet after the other")
 	asFleet := flag.Bool("fleet", false, "be the proxies of a control plane, as standard input says")
@@ -92,7 +92,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"path", b.path}, {"relay", b.relay}, {"controlplane", b.controlPlane}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
+	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"relay", b.relay}, {"controlplane", b.controlPlane}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}

@@ -76,10 +76,15 @@ func TestGoControlPlanesOwnTestPassesThroughTheRelay(t *testing.T) {
 			envoytest.Start(t, testenv.Envoy(t), dir, sample(t, c.bootstrap, strings.NewReplacer(
 				"socket_address:\n                address: 127.0.0.1\n                port_value: 18000", "pipe: {path: ./XDS}",
 				"port_value: 18090", fmt.Sprint("port_value: ", base+2))))
-			test := exec.Command(program, append(c.flags, "-clusters=20", "-http=4", "-scopedhttp=4", "-tcp=2", "-u=3", "-r=25", "-delay=100ms",
-				fmt.Sprint("-port=", base), fmt.Sprint("-gateway=", base+1), fmt.Sprint("-als=", base+2), fmt.Sprint("-base=", base+5),
-				"-upstream="+port, "-message=hello")...)
-			said, err := run(test)
+			said, err := "", error(nil)
+			for range 3 { // its requests have 100 ms each, which TLS may not take on a busy machine, without the relay either
+				said, err = run(exec.Command(program, append(c.flags, "-clusters=20", "-http=4", "-scopedhttp=4", "-tcp=2", "-u=3", "-r=25", "-delay=100ms",
+					fmt.Sprint("-port=", base), fmt.Sprint("-gateway=", base+1), fmt.Sprint("-als=", base+2), fmt.Sprint("-base=", base+5),
+					"-upstream="+port, "-message=hello")...))
+				if err == nil || !strings.Contains(said, "failed all requests in a run") {
+					break
+				}
+			}
 			if err != nil {
 				t.Fatalf("%v\n%s", err, said)
 			}
