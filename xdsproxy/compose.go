@@ -10,7 +10,9 @@ import (
 
 // Field numbers of the four messages.
 const (
-	responseVersion, responseType, responseNonce, responseRemoved = 1, 4, 5, 6 // of both kinds of response, but for the last
+	responseVersion, responseResources, responseType, responseNonce, responseRemoved = 1, 2, 4, 5, 6 // of both kinds of response, but for the last
+
+	resourceBody, anyType = 2, 1
 
 	sotwVersion, sotwNode, sotwNames, sotwType, sotwNonce, sotwError          = 1, 2, 3, 4, 5, 6
 	deltaNode, deltaType, deltaSubscribe, deltaUnsubscribe, deltaKnown        = 1, 2, 3, 4, 5

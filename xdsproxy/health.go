@@ -6,10 +6,11 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 )
 
 // healthType is the type URL under which Istio's agents report the health of a workload that no kubelet probes.
@@ -82,7 +83,7 @@ func (r healthReport) frame(v variant) (*frame, error) {
 type healthTeller struct {
 	relay    *Relay
 	proto    variant
-	upstream grpc.ClientStream
+	upstream *rawgrpc.ClientStream
 	told     healthReport
 }
 
@@ -102,7 +103,7 @@ func (h *healthTeller) tell(listening bool) (<-chan struct{}, error) {
 		return changed, nil
 	}
 	defer f.free()
-	if err := h.upstream.SendMsg(f); err != nil {
+	if err := h.upstream.Send(f.data); err != nil {
 		return nil, err
 	}
 	h.told = report

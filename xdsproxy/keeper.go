@@ -177,8 +177,24 @@ func identify(v variant, node []byte) (id lastgood.Identity, ok bool) {
 	return lastgood.Identity{Node: n.Id, Cluster: n.Cluster, Protocol: v.String()}, true
 }
 
+// tryPut queues something to do, if there is room for it.
+func (k *keeper) tryPut(do func()) bool {
+	select {
+	case k.todo <- do:
+		return true
+	default:
+		return false
+	}
+}
+
 // writeResponse writes what Envoy is sent.
 func (k *keeper) writeResponse(v variant, stage uint64, r response, f *frame) {
+	k.writeResources(stage, r, f)
+	k.writeEnd(v, stage, r)
+}
+
+// writeResources writes the resources of a response, or of a part of it.
+func (k *keeper) writeResources(stage uint64, r response, f *frame) {
 	i := 0
 	err := walk(f.data, func(number protowire.Number, c *cursor, length int) error {
 		if number != 2 {
@@ -201,6 +217,10 @@ func (k *keeper) writeResponse(v variant, stage uint64, r response, f *frame) {
 	if cap(k.scratch) > keptScratch {
 		k.scratch = nil
 	}
+}
+
+// writeEnd writes what there is to a response beside its resources.
+func (k *keeper) writeEnd(v variant, stage uint64, r response) {
 	for _, name := range r.removed {
 		k.store.Removed(stage, r.typeURL, name)
 	}

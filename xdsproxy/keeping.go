@@ -77,19 +77,8 @@ func (k *keeping) closeSnapshot() {
 
 // keepResponse queues a response to be kept, and gives the number under which it is; the caller holds the lock.
 func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
-	k := &s.keeping
-	if f == nil {
+	if f == nil || !s.mayKeep(r.typeURL) {
 		return 0
-	}
-	k.closeSnapshot()
-	if s.keeper == nil || !k.known || k.lost || s.state.types[r.typeURL] == nil {
-		return 0
-	}
-	if !k.begun {
-		if !s.followDisk() {
-			return 0
-		}
-		s.beginKeeping()
 	}
 	keeper := s.keeper
 	stage = keeper.stage.Add(1)
@@ -103,6 +92,22 @@ func (s *session) keepResponse(epoch int, r response, f *frame) (stage uint64) {
 		return 0
 	}
 	return stage
+}
+
+// mayKeep says whether a response of the control plane's is to be kept, and begins with that; the caller holds the lock.
+func (s *session) mayKeep(typeURL string) bool {
+	k := &s.keeping
+	k.closeSnapshot()
+	if s.keeper == nil || !k.known || k.lost || s.state.types[typeURL] == nil {
+		return false
+	}
+	if !k.begun {
+		if !s.followDisk() {
+			return false
+		}
+		s.beginKeeping()
+	}
+	return true
 }
 
 // beginKeeping begins to write: after what is there, if that is what Envoy has, or else anew.

@@ -20,14 +20,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/keepalive"
-
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
+	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // TLS says how a control plane is verified: RootFile ("SYSTEM" or empty for the system's roots), ServerName, and a
@@ -83,7 +81,7 @@ type Config struct {
 	LongOutage, MaxLongRetry time.Duration
 
 	// MaxRequest and MaxResponse bound one message of Envoy and one of the control plane, in bytes. Zero is 64 MiB and
-	// 256 MiB: a message is held once, while it is passed on.
+	// 256 MiB: a message is held once at most, while it is passed on.
 	MaxRequest, MaxResponse int
 
 	// Local are the types of resource that are meant for the agent itself.
@@ -164,6 +162,8 @@ type Relay struct {
 	keeper *keeper
 	served atomic.Uint64
 	nonces atomic.Uint64
+	// broken says that the last response that went on in parts was not completed, and unfit that one was nothing to go on so.
+	broken, unfit atomic.Bool
 	// credentials are what the uplink proves itself with.
 	credentials *credentialWatch
 	taps        taps
@@ -225,7 +225,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	if !r.config.Plaintext {
 		parts.Go(func() { r.credentials.run(ctx) })
 	}
-	err = server.Serve(listener)
+	err = server.Serve(uds.Only(listener, r.config.AllowedUIDs, r.log))
 	stopped := ctx.Err() != nil
 	cancel()
 	parts.Wait()
@@ -236,27 +236,15 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-func (r *Relay) server() *grpc.Server {
-	server := grpc.NewServer(
-		grpc.Creds(uds.ServerCredentials(r.config.AllowedUIDs, r.log)),
-		grpc.ForceServerCodecV2(codec{}),
-		grpc.MaxRecvMsgSize(r.config.MaxRequest),
-		grpc.WaitForHandlers(true),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-	)
-	server.RegisterService(&grpc.ServiceDesc{
-		ServiceName: service,
-		HandlerType: (*any)(nil),
-		Streams: []grpc.StreamDesc{
-			{StreamName: sotwMethod, Handler: r.handler(sotw), ServerStreams: true, ClientStreams: true},
-			{StreamName: deltaMethod, Handler: r.handler(delta), ServerStreams: true, ClientStreams: true},
-		},
-	}, r)
-	return server
+func (r *Relay) server() *rawgrpc.Server {
+	return rawgrpc.NewServer(map[string]rawgrpc.Handler{
+		sotw.method():  r.handler(sotw),
+		delta.method(): r.handler(delta),
+	}, r.config.MaxRequest, withProcess, r.log)
 }
 
-func (r *Relay) handler(v variant) grpc.StreamHandler {
-	return func(_ any, stream grpc.ServerStream) error { return r.serve(v, stream) }
+func (r *Relay) handler(v variant) rawgrpc.Handler {
+	return func(stream *rawgrpc.ServerStream) error { return r.serve(v, stream) }
 }
 
 // Health says whether Envoy's configuration can be relied on, and why not.

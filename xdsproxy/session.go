@@ -3,17 +3,16 @@ package xdsproxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
@@ -30,7 +29,7 @@ var errDisplaced = errors.New("a newer stream took its place")
 type session struct {
 	relay *Relay
 	proto variant
-	envoy grpc.ServerStream
+	envoy *rawgrpc.ServerStream
 	// process is the id of the Envoy that the stream belongs to, or 0.
 	process int32
 	// client is set when the stream is of no Envoy but of an application.
@@ -65,7 +64,7 @@ type session struct {
 
 // serve is the handler of one stream of Envoy. What the stream needs runs beside it, because only the handler's return
 // frees who is stuck in sending to an Envoy that does not read.
-func (r *Relay) serve(v variant, stream grpc.ServerStream) error {
+func (r *Relay) serve(v variant, stream *rawgrpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	s := &session{
@@ -101,8 +100,8 @@ func (r *Relay) serve(v variant, stream grpc.ServerStream) error {
 func (s *session) read() {
 	defer close(s.requests)
 	for {
-		f := new(frame)
-		if err := s.envoy.RecvMsg(f); err != nil {
+		f, err := s.receive()
+		if err != nil {
 			s.book.envoyEnded(err)
 			return
 		}
@@ -114,6 +113,14 @@ func (s *session) read() {
 			return
 		}
 	}
+}
+
+func (s *session) receive() (*frame, error) {
+	if _, err := s.envoy.Next(); err != nil {
+		return nil, err
+	}
+	data, err := s.envoy.Rest(nil)
+	return &frame{data: data}, err
 }
 
 // run relays over one stream upstream after the other until Envoy has had enough.
@@ -213,7 +220,7 @@ type ascent struct {
 	*session
 	lease    *lease
 	epoch    int
-	upstream grpc.ClientStream
+	upstream *rawgrpc.ClientStream
 	ctx      context.Context
 	own      outbox
 	rewrites rewrites
@@ -291,7 +298,7 @@ func (a *ascent) send() {
 		case f, ok := <-a.requests:
 			if !ok {
 				a.finished.Store(true)
-				_ = a.upstream.CloseSend()
+				a.upstream.CloseSend()
 				return
 			}
 			forward := a.hear(f, true)
@@ -311,7 +318,7 @@ func (a *ascent) sendAll(frames []*frame) bool {
 	var err error
 	for _, f := range frames {
 		if err == nil {
-			err = a.upstream.SendMsg(f)
+			err = a.upstream.Send(f.data)
 		}
 		f.free()
 	}
@@ -370,8 +377,7 @@ func (s *session) askAgain(typeURL string) *frame {
 // receive carries responses to Envoy, and to the agent what is for itself.
 func (a *ascent) receive() error {
 	for {
-		f := new(frame)
-		err := a.upstream.RecvMsg(f)
+		_, err := a.upstream.Next()
 		if errors.Is(err, io.EOF) {
 			if a.finished.Load() {
 				return nil
@@ -381,61 +387,71 @@ func (a *ascent) receive() error {
 		if err != nil {
 			return err
 		}
-		a.heard.Store(time.Now().UnixNano())
-		if !a.answered.Swap(true) {
-			a.book.connected(a.lease.address)
-		}
-		if err := a.take(f); err != nil {
-			a.cancel(fmt.Errorf("sending to Envoy: %w", err))
+		if err := a.carry(); err != nil {
 			return err
 		}
 	}
 }
 
-// take sees a response to where it belongs, and frees it.
-func (a *ascent) take(f *frame) error {
+// take sees a response to where it belongs, and frees it. Where another one is there already, Envoy gets it together with that.
+func (a *ascent) take(f *frame, more bool) error {
 	r, err := peekResponse(a.proto, f.data)
 	if err != nil {
 		defer f.free()
 		a.relay.log.Warn("a response of the control plane could not be read; it is passed on as it is", "error", err)
 		a.delivering.Lock()
 		defer a.delivering.Unlock()
-		return a.envoy.SendMsg(f)
+		return a.envoy.Send(f.data, false)
 	}
 	if local, ok := a.relay.locals[r.typeURL]; ok {
 		defer f.free()
 		a.tap(planeSide, agentSide, f)
 		a.own.put(a.applyLocal(local, r, f))
-		return nil
+		return a.envoy.Flush()
 	}
 	if rewrite, ok := a.relay.config.Rewrite[r.typeURL]; ok {
+		if err := a.envoy.Flush(); err != nil {
+			return err
+		}
 		return a.rewrites.put(a, rewrite, r, f)
 	}
 	defer f.free()
-	return a.deliver(a.epoch, r, f, f)
+	return a.pass(a.epoch, r, f, f, more)
 }
 
 // deliver sends a response to Envoy, and keeps it as it came.
 func (s *session) deliver(epoch int, r response, f, asItCame *frame) error {
+	return s.pass(epoch, r, f, asItCame, false)
+}
+
+func (s *session) pass(epoch int, r response, f, asItCame *frame, more bool) error {
 	s.delivering.Lock()
 	defer s.delivering.Unlock()
+	out := s.enter(epoch, r, f, asItCame)
+	defer out.free()
+	return s.envoy.Send(out.data, more)
+}
+
+// enter books a response that is about to go to Envoy, and gives it as Envoy is to get it; the caller has a reference.
+func (s *session) enter(epoch int, r response, f, asItCame *frame) (out *frame) {
 	s.mu.Lock()
 	stage := s.keepResponse(epoch, r, asItCame)
 	nonce := s.state.sent(r, epoch, stage)
 	upToDate := s.keeping.upToDate
 	s.mu.Unlock()
 	if nonce != r.nonce {
-		f = f.with(responseNonce, nonce)
-		defer f.free()
+		out = f.with(responseNonce, nonce)
 		r.nonce = nonce
+	} else {
+		out = f.share()
 	}
 	if epoch == 0 {
 		s.book.servedLastGood(r, upToDate)
 	} else {
-		s.book.response(r, f.data.Len())
+		s.book.response(r, out.data.Len())
 	}
-	s.tap(planeSide, envoySide, f)
-	return s.envoy.SendMsg(f)
+	s.tap(planeSide, envoySide, out)
+	return out
 }
 
 // forget frees everything at the end.

@@ -2,9 +2,9 @@ package xdsproxy
 
 import (
 	"context"
+	"net"
 	"slices"
 
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
@@ -24,14 +24,20 @@ type succession struct {
 // mostProcesses bounds the processes that are remembered: only those that run at one time matter.
 const mostProcesses = 16
 
+type processKey struct{}
+
+// withProcess has the context of a connection's streams tell the process at the other end.
+func withProcess(ctx context.Context, conn net.Conn) context.Context {
+	if peer, err := uds.PeerOf(conn); err == nil {
+		return context.WithValue(ctx, processKey{}, peer.PID)
+	}
+	return ctx
+}
+
 // processOf is the id of the process at the other end, or 0 when it is not known.
 func processOf(ctx context.Context) int32 {
-	if p, ok := peer.FromContext(ctx); ok {
-		if info, ok := p.AuthInfo.(uds.AuthInfo); ok {
-			return info.PID
-		}
-	}
-	return 0
+	process, _ := ctx.Value(processKey{}).(int32)
+	return process
 }
 
 // age gives a process its place in the order; a higher one is newer.

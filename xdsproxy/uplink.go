@@ -3,17 +3,13 @@ package xdsproxy
 import (
 	"context"
 	"errors"
-	"math"
+	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/metadata"
-
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 )
 
 // uplink keeps one connection to a control plane ready for the next stream of Envoy. It connects before anybody asks,
@@ -42,7 +38,7 @@ type uplink struct {
 
 // lease is the use of a connection for one stream.
 type lease struct {
-	conn    *grpc.ClientConn
+	conn    *rawgrpc.Client
 	address string
 	done    chan outcome
 }
@@ -122,7 +118,7 @@ func (u *uplink) want() {
 
 // connection is one that was found good: its server has shown its certificate, and speaks HTTP/2.
 type connection struct {
-	conn   *grpc.ClientConn
+	conn   *rawgrpc.Client
 	target target
 	pulse  *dial.Pulse
 	err    error
@@ -205,7 +201,7 @@ func (u *uplink) serve(ctx context.Context, c connection) {
 		switch ended {
 		case reusable:
 			u.refusals.Reset()
-			if conn.GetState() != connectivity.Ready {
+			if !conn.Usable() {
 				return
 			}
 		case broken:
@@ -223,21 +219,11 @@ func (u *uplink) serve(ctx context.Context, c connection) {
 
 // offer waits until somebody takes the connection, or until it breaks unused.
 func (u *uplink) offer(ctx context.Context, l *lease) (taken bool) {
-	watchCtx, stop := context.WithCancel(ctx)
-	lost := make(chan struct{})
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		if l.conn.WaitForStateChange(watchCtx, connectivity.Ready) {
-			close(lost)
-		}
-	})
-	defer watch.Wait()
-	defer stop()
 	u.book.reached(l.address)
 	select {
 	case u.ready <- l:
 		return true
-	case <-lost:
+	case <-l.conn.Gone():
 		u.book.disconnected(l.address, errors.New("the connection was closed"))
 		return false
 	case <-ctx.Done():
@@ -250,20 +236,23 @@ func (u *uplink) connect(ctx context.Context, t target) connection {
 	if _, err := u.config.Server.Header(); err != nil {
 		return connection{target: t, err: err}
 	}
-	options := []grpc.DialOption{
-		grpc.WithDefaultCallOptions(
-			grpc.ForceCodecV2(codec{}),
-			grpc.MaxCallRecvMsgSize(u.config.MaxResponse),
-			grpc.MaxCallSendMsgSize(math.MaxInt32)),
-		grpc.WithDisableRetry(),
-	}
-	if u.config.TLS.ServerName == "" { // which is the authority otherwise
-		options = append(options, grpc.WithAuthority(t.name))
-	}
 	server := u.config.Server
 	server.Pulse = &dial.Pulse{Interval: u.interval(), Timeout: u.config.KeepaliveTimeout, Heard: u.config.Awake}
-	conn, err := server.Connect(ctx, t.address, u.config.ConnectTimeout, options...)
+	limit, cancel := context.WithTimeout(ctx, u.config.ConnectTimeout)
+	defer cancel()
+	conn, err := u.client(limit, server, t)
+	if err != nil && ctx.Err() == nil && limit.Err() != nil {
+		err = fmt.Errorf("no answer within %s", u.config.ConnectTimeout)
+	}
 	return connection{conn: conn, target: t, pulse: server.Pulse, err: err}
+}
+
+func (u *uplink) client(ctx context.Context, server Server, t target) (*rawgrpc.Client, error) {
+	conn, err := server.Open(ctx, t.address, t.name)
+	if err != nil {
+		return nil, err
+	}
+	return rawgrpc.NewClient(ctx, conn, server.Authority(t.name), u.config.MaxResponse)
 }
 
 // mostPace bounds the pace: half an hour, with the usual interval.
@@ -290,13 +279,12 @@ func (u *uplink) ask() {
 }
 
 // open begins a stream on a connection.
-func (u *uplink) open(ctx context.Context, l *lease, v variant) (grpc.ClientStream, error) {
+func (u *uplink) open(ctx context.Context, l *lease, v variant) (*rawgrpc.ClientStream, error) {
 	header, err := u.config.Server.Header()
 	if err != nil {
 		return nil, err
 	}
-	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
-	return l.conn.NewStream(metadata.NewOutgoingContext(ctx, header), desc, v.method())
+	return l.conn.Stream(ctx, v.method(), header)
 }
 
 func sleep(ctx context.Context, d time.Duration) {

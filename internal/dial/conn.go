@@ -2,6 +2,7 @@ package dial
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -67,6 +68,51 @@ func (s Server) connect(ctx context.Context, address string, timeout time.Durati
 		}
 	}
 	return conn, nil
+}
+
+// Open makes a connection to the address up to where HTTP/2 begins: with TLS, whose certificate has to be for the host of the
+// name unless TLS says another, and with the pulse watched.
+func (s Server) Open(ctx context.Context, address, name string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	if !s.Plaintext {
+		secured, err := s.TLS.client(ctx, conn, name)
+		if err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		conn = secured
+	}
+	if s.Pulse != nil {
+		conn = s.Pulse.watch(conn)
+	}
+	return conn, nil
+}
+
+// client makes the handshake on a connection.
+func (t TLS) client(ctx context.Context, conn net.Conn, name string) (net.Conn, error) {
+	config, err := t.Config(hostOf(name))
+	if err != nil {
+		return nil, err
+	}
+	secured := tls.Client(conn, config)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		return nil, t.explain(err)
+	}
+	if chosen := secured.ConnectionState().NegotiatedProtocol; chosen != "h2" {
+		return nil, fmt.Errorf("TLS: the server does not offer HTTP/2, which gRPC needs: it chose the protocol %q", chosen)
+	}
+	return secured, nil
+}
+
+// Authority is the name under which a server is called that was configured so.
+func (s Server) Authority(name string) string {
+	if s.TLS.ServerName != "" && !s.Plaintext {
+		return s.TLS.ServerName
+	}
+	return name
 }
 
 func (s Server) options(why *cause) []grpc.DialOption {

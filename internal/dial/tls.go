@@ -103,10 +103,12 @@ func (c *clientCredentials) handshake(ctx context.Context, authority string, raw
 	return conn, info, nil
 }
 
-func (c *clientCredentials) explain(err error) error {
+func (c *clientCredentials) explain(err error) error { return c.tls.explain(err) }
+
+func (t TLS) explain(err error) error {
 	var unknown x509.UnknownAuthorityError
 	if errors.As(err, &unknown) {
-		return fmt.Errorf("TLS: %w: its root is not in %s", err, c.rootsName())
+		return fmt.Errorf("TLS: %w: its root is not in %s", err, t.rootsName())
 	}
 	var notTLS tls.RecordHeaderError
 	if errors.As(err, &notTLS) {
@@ -115,11 +117,11 @@ func (c *clientCredentials) explain(err error) error {
 	return fmt.Errorf("TLS: %w", err)
 }
 
-func (c *clientCredentials) rootsName() string {
-	if c.tls.RootFile == "" || c.tls.RootFile == SystemRoots {
+func (t TLS) rootsName() string {
+	if t.RootFile == "" || t.RootFile == SystemRoots {
 		return "the system's roots"
 	}
-	return c.tls.RootFile
+	return t.RootFile
 }
 
 func hostOf(authority string) string {

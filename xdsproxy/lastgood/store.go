@@ -22,6 +22,8 @@ const (
 	newName  = "configuration.new"
 	// rewriteAt is how long the log has to be at least to be written anew.
 	rewriteAt = 1 << 20
+	// writeSize is how much is written at a time.
+	writeSize = 64 << 10
 )
 
 // Store writes the log of one proxy. Its methods are safe for concurrent use, and none but Open and Load returns an error:
@@ -248,15 +250,16 @@ func (s *Store) newFile(at shelf, name string) (file, int64, error) {
 }
 
 func (s *Store) use(f file, size, marked int64) {
-	s.file, s.out, s.size, s.marked, s.fresh = f, bufio.NewWriterSize(f, 16<<10), size, marked, false
+	s.file, s.out, s.size, s.marked, s.fresh = f, bufio.NewWriterSize(f, writeSize), size, marked, false
 	s.limit = min(max(rewriteAt, 2*size), (size+s.config.MaxBytes)/2)
 	s.status.Bytes = size
 }
 
-// Resource writes a resource that Envoy is sent in a response.
+// Resource writes a resource that Envoy is sent in a response. How many bytes there are by now is told with the next flush:
+// there are thousands of resources in a response.
 func (s *Store) Resource(stage uint64, typeURL, name, version string, content []byte) {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.mu.Unlock()
 	s.stage(stage)
 	if why := secretIn(typeURL, content); why != "" {
 		s.withhold(stage, typeURL, name, why)
@@ -283,6 +286,7 @@ func (s *Store) withhold(stage uint64, typeURL, name, why string) {
 		s.status.Withheld = s.status.Withheld[1:]
 	}
 	s.status.Withheld = append(s.status.Withheld, what)
+	s.tell()
 }
 
 func (s *Store) stage(stage uint64) {
@@ -463,6 +467,7 @@ func (s *Store) fail(err error) {
 	if s.canLeaveDisk(err) {
 		s.leaveDisk(err)
 	}
+	s.tell()
 }
 
 // dropFile ends the use of the file, and removes it if it never came to count.
