@@ -65,6 +65,8 @@ func TestShippedManifestInstallsThePlugin(t *testing.T) {
 	if list := c.node.conflist(t); !strings.Contains(list, "pilotfish-cni") {
 		t.Errorf("the CNI configuration: %s", list)
 	}
-	t.Log(c.mustKubectl(t, "get", "pods,events", "-A", "-o", "wide"))
-	t.Log(c.mustKubectl(t, "logs", "-n", agentNamespace, "daemonset/pilotfish-cni-node"))
+	log := c.mustKubectl(t, "logs", "-n", agentNamespace, "daemonset/pilotfish-cni-node")
+	if strings.Contains(log, "level=WARN") || strings.Contains(log, "level=ERROR") {
+		t.Errorf("the agent is not content: %s", log)
+	}
 }

@@ -49,28 +49,32 @@ func (c *cluster) attempts(t *testing.T, address string) (stop func() int) {
 // answered waits until the pods of attempts have all asked, and says how many were answered.
 func (c *cluster) answered(t *testing.T, number int) (escaped []string) {
 	t.Helper()
+	var refused []string
 	c.within(t, "all pods have asked", func() error {
 		out, err := c.kubectl("get", "pods", "-l", "attempt=true", "-o",
 			`jsonpath={range .items[*]}{.metadata.name}={.status.containerStatuses[?(@.name=="app")].state.terminated.exitCode} {end}`)
 		if err != nil {
 			return err
 		}
-		escaped = nil
-		asked := 0
+		escaped, refused = nil, nil
 		for _, pod := range strings.Fields(out) {
 			switch name, code, _ := strings.Cut(pod, "="); code {
 			case "0":
 				escaped = append(escaped, name)
-				asked++
 			case "1":
-				asked++
+				refused = append(refused, name)
 			}
 		}
-		if asked != number {
+		if asked := len(escaped) + len(refused); asked != number {
 			return fmt.Errorf("%d of %d: %s", asked, number, out)
 		}
 		return nil
 	})
+	for _, name := range refused { // whoever listens there refuses nobody: it was the proxy's port
+		if log := c.mustKubectl(t, "logs", name, "-c", "app"); !strings.Contains(log, "connection refused") {
+			t.Errorf("pod %s was not refused: %s", name, log)
+		}
+	}
 	return escaped
 }
 
