@@ -24,10 +24,8 @@ const maxRemembered = 20_000
 type journal struct {
 	mu      sync.Mutex
 	changed map[config.Key]time.Time
-	// filters are the versions of EnvoyFilters before those that are in force, which no Envoy was seen to refuse; refusals
-	// are the versions that one did.
-	filters  map[config.Key]*snapshot.EnvoyFilter
-	refusals map[*config.Resource]bool
+
+	versions filterVersions
 }
 
 func (j *journal) note(keys []config.Key, at time.Time) {
@@ -42,52 +40,6 @@ func (j *journal) note(keys []config.Key, at time.Time) {
 	if len(j.changed) > maxRemembered { // workloads come under ever new names
 		maps.DeleteFunc(j.changed, func(_ config.Key, changed time.Time) bool { return changed.Before(at) })
 	}
-}
-
-// replaced remembers what versions of EnvoyFilters there were before a change.
-func (j *journal) replaced(change snapshot.Change) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for key, versions := range change.Resources {
-		if key.Kind != config.EnvoyFilter {
-			continue
-		}
-		before := versions[0]
-		switch {
-		case len(versions) == 1: // it is new, or gone
-			delete(j.filters, key)
-		case !j.refusals[before]:
-			if j.filters == nil {
-				j.filters = map[config.Key]*snapshot.EnvoyFilter{}
-			}
-			j.filters[key] = snapshot.NewEnvoyFilter(before)
-		}
-		delete(j.refusals, before)
-	}
-}
-
-// inPlaceOf gives what may stand in the place of an EnvoyFilter that an Envoy does not take: the version of before, if one is
-// known, and nothing, unless it may be what keeps callers out.
-func (j *journal) inPlaceOf(filter *snapshot.EnvoyFilter) (places []*snapshot.EnvoyFilter) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if before := j.filters[filter.Key]; before != nil {
-		places = append(places, before)
-	}
-	if !filter.Guards() {
-		places = append(places, nil)
-	}
-	return places
-}
-
-// refused remembers that an Envoy refused what comes of a version of an EnvoyFilter.
-func (j *journal) refused(r *config.Resource) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.refusals == nil {
-		j.refusals = map[*config.Resource]bool{}
-	}
-	j.refusals[r] = true
 }
 
 // after gives when a document changed, if that was not before since.

@@ -215,6 +215,7 @@ func (s *Server) openStores() (err error) {
 func (s *Server) composeDiscovery() (err error) {
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	changes := &journal{}
+	changes.versions.open(filepath.Join(s.cfg.StateDir, filtersFile), s.log)
 	s.learned = openLearned(filepath.Join(s.cfg.StateDir, learnedFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
 		Source: source{s.log, s.registrar, changes, s.learned, s.cfg.AutomaticScope, func() { s.findings.note() }}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
@@ -250,6 +251,7 @@ func (s *Server) Run(ctx context.Context) error {
 	background.Go(func() { s.feed.run(ctx) })
 	background.Go(func() { s.findings.run(ctx) })
 	background.Go(func() { s.learned.run(ctx) })
+	background.Go(func() { s.feed.journal.versions.run(ctx) })
 	background.Go(func() { _ = s.keys.Run(ctx) }) // ends with the context only
 	if s.issuerKeys != nil {
 		background.Go(func() { _ = s.issuerKeys.Run(ctx) }) // the same

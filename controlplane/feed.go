@@ -151,7 +151,7 @@ func (f *feed) build() {
 	next := snapshot.Build(previous, f.inputs(), keys)
 	change := snapshot.Diff(previous, next, keys)
 	f.journal.note(keys, start)
-	f.journal.replaced(change)
+	f.journal.versions.follow(previous, next)
 	f.mu.Lock()
 	f.latest = next
 	f.mu.Unlock()

@@ -27,8 +27,10 @@ type trials struct {
 
 	now     *trial
 	waiting []*trial
-	// hopeless are the versions, as all filters make them, of resources that no trial helped, by type and name.
+	// hopeless are the versions, as all filters make them, of resources that no trial helped, by type and name: of these
+	// filters, since others may have other versions before them.
 	hopeless map[string]string
+	filters  []*snapshot.EnvoyFilter
 }
 
 // maxWaiting bounds the refusals that wait for the end of a trial: one trial often does for all.
@@ -67,13 +69,14 @@ func newTrials(p *translate.Proxy, j *journal, told func(), log *slog.Logger) *t
 }
 
 // Refused begins a trial, or goes on with the one that this is the answer to.
-func (p proxy) Refused(state xds.State, typeURL string, names []string, reason string, since time.Time) xds.Touches {
+func (p proxy) Refused(state xds.State, typeURL string, resources []*xds.Resource, reason string, since time.Time) xds.Touches {
 	s, ok := state.(*snapshot.Snapshot)
 	if !ok || p.trials == nil {
 		return nil
 	}
 	t := p.trials
 	touches := t.dropOverdue(p, s)
+	names := p.current(s, typeURL, resources)
 	if t.now != nil && t.now.concerns(typeURL, names) {
 		return t.goOn(p, s, false)
 	}
@@ -95,6 +98,10 @@ func (p proxy) Refused(state xds.State, typeURL string, names []string, reason s
 func (t *trials) dropOverdue(p proxy, s *snapshot.Snapshot) xds.Touches {
 	filters := s.EnvoyFilters(p.Namespace, p.Labels)
 	t.proxy.Instead.Keep(filters)
+	if !slices.Equal(filters, t.filters) {
+		t.filters = filters
+		clear(t.hopeless)
+	}
 	if t.now == nil || slices.Contains(filters, t.now.current.filter) {
 		return nil
 	}
@@ -143,7 +150,7 @@ func (p proxy) newTrial(s *snapshot.Snapshot, typeURL string, names []string, re
 		if i < 0 || p.Instead.Has(filters[i]) {
 			continue
 		}
-		if places := p.journal.inPlaceOf(filters[i]); len(places) > 0 {
+		if places := p.journal.versions.inPlaceOf(filters[i]); len(places) > 0 {
 			next.queue = append(next.queue, accuse(filters[i], places))
 		}
 	}
@@ -161,6 +168,21 @@ func (p proxy) versions(s *snapshot.Snapshot, typeURL string, names []string) ma
 		out[r.Name] = r.Version
 	}
 	return out
+}
+
+// current names those that are made now as they were refused: what was refused of an earlier version says nothing of this one.
+func (p proxy) current(s *snapshot.Snapshot, typeURL string, refused []*xds.Resource) (names []string) {
+	for _, r := range refused {
+		names = append(names, r.Name)
+	}
+	now := p.versions(s, typeURL, names)
+	names = nil
+	for _, r := range refused {
+		if now[r.Name] == r.MadeAs() {
+			names = append(names, r.Name)
+		}
+	}
+	return names
 }
 
 func (t *trial) concerns(typeURL string, names []string) bool {
@@ -216,7 +238,7 @@ func (t *trials) book() {
 	case n.took && !n.found:
 		n.queue = nil
 		for _, other := range n.out {
-			places := append([]*snapshot.EnvoyFilter{other.filter}, t.journal.inPlaceOf(other.filter)...)
+			places := append([]*snapshot.EnvoyFilter{other.filter}, t.journal.versions.inPlaceOf(other.filter)...)
 			n.queue = append(n.queue, accuse(other.filter, places))
 		}
 		n.queue = append(n.queue, accuse(one.filter, []*snapshot.EnvoyFilter{one.filter, one.chosen}))
@@ -281,7 +303,7 @@ func (t *trials) takeNext(p proxy, s *snapshot.Snapshot, touches xds.Touches) xd
 // tell tells of a filter that makes what the Envoy does not take.
 func (t *trials) tell(one *accused) {
 	filter := one.filter
-	t.journal.refused(filter.Resource)
+	t.journal.versions.refused(filter.Resource)
 	what := "it is left out for such proxies"
 	if one.chosen != nil {
 		what = "the version of before stays in force for such proxies"

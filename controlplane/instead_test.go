@@ -3,6 +3,7 @@ package controlplane_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -130,4 +131,64 @@ func TestFilterThatMayKeepCallersOutIsNeverLeftOut(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A control plane that is started while a filter is refused knows the version before it, also if the document was edited
+// meanwhile; and of a filter that is new, or was another's, it knows none.
+func TestVersionsOfFiltersOutlastAControlPlane(t *testing.T) {
+	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "state")
+	write(t, filepath.Join(dir, "services.yaml"), fmt.Sprintf(shopService, "page"))
+	put := func(code string) {
+		document := strings.Replace(fmt.Sprintf(scripted, "guard", code), "name: guard}", "name: guard, namespace: shop}", 1)
+		write(t, filepath.Join(dir, "guard.yaml"), strings.Replace(document, "SIDECAR_OUTBOUND", "SIDECAR_INBOUND", 1))
+	}
+	put(adds("x", "one"))
+	live := func(during func(p *plane, k *taken)) {
+		p := start(t, controlplane.Config{ConfigDirs: []string{dir}, StateDir: state, Ports: freePorts})
+		defer p.stop()
+		var k taken
+		p.client("page", k.answer("virtualInbound", func(text string, _ int) string {
+			if strings.Contains(text, "this is no Lua") {
+				return "script load error"
+			}
+			return ""
+		}))
+		during(p, &k)
+	}
+	has := func(k *taken, value string) {
+		k.eventually(t, "the client has "+value, func() bool { return strings.Contains(k.now, value) })
+	}
+	live(func(_ *plane, k *taken) {
+		has(k, "one")
+		put(noScript)
+		k.eventually(t, "it is refused", func() bool { return k.refused > 0 })
+	})
+	for range 2 { // also by one that never saw the good version
+		live(func(p *plane, k *taken) {
+			has(k, "one")
+			p.problem("the version of before stays in force")
+		})
+	}
+	put(noScript + " either")
+	live(func(p *plane, k *taken) { has(k, "one") })
+	put(adds("x", "two"))
+	live(func(p *plane, k *taken) { has(k, "two") })
+	put(noScript)
+	live(func(p *plane, k *taken) { has(k, "two") })
+
+	if err := os.Remove(filepath.Join(dir, "guard.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	live(func(_ *plane, k *taken) {
+		k.eventually(t, "the client has no filter", func() bool { return k.now != "" && !strings.Contains(k.now, "lua.guard") })
+	})
+	put(noScript)
+	live(func(p *plane, k *taken) {
+		k.eventually(t, "nothing stands in for it", func() bool { return k.refused > 0 && k.now == "" })
+	})
+	if err := os.WriteFile(filepath.Join(state, "filter-versions"), []byte("no json"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	put(adds("x", "three"))
+	live(func(_ *plane, k *taken) { has(k, "three") })
 }

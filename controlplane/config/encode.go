@@ -10,6 +10,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
+// Encode writes a resource as a document, in JSON, that a Parser reads as the same resource.
+func Encode(r *Resource) ([]byte, error) { return encode(r) }
+
 // encode writes a resource as a document that a Parser reads as the same resource.
 //
 // It is the reverse of readSpec, and not protojson, which puts 64-bit numbers in quotes: text, to a Parser.

@@ -104,6 +104,23 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 	return index
 }
 
+// AllEnvoyFilters gives those of all proxies, by their keys.
+func (s *Snapshot) AllEnvoyFilters() map[config.Key]*EnvoyFilter {
+	if s == nil || s.envoyFilters == nil {
+		return nil
+	}
+	all := make(map[config.Key]*EnvoyFilter, len(s.envoyFilters.all))
+	for _, f := range s.envoyFilters.all {
+		all[f.Key] = f
+	}
+	return all
+}
+
+// SameEnvoyFilters says whether two snapshots have the same ones, at no cost.
+func SameEnvoyFilters(a, b *Snapshot) bool {
+	return a != nil && b != nil && a.envoyFilters == b.envoyFilters
+}
+
 // EnvoyFilters are those for a proxy with these labels, in the order in which they are applied: by priority; those of the
 // root namespace before those of its own; then the oldest first.
 func (s *Snapshot) EnvoyFilters(namespace string, labels map[string]string) []*EnvoyFilter {

@@ -95,7 +95,8 @@ func (c *connection) settled(sub *subscription, answer *sent, r *request, since 
 	if r.refusal == nil {
 		touches = yielder.Accepted(c.state, sub.typeURL, answer.resources, answer.removed)
 	} else {
-		touches = yielder.Refused(c.state, sub.typeURL, sub.rejection.Resources, sub.rejection.Reason, since)
+		refused := slices.DeleteFunc(slices.Clone(answer.resources), func(r *Resource) bool { return !slices.Contains(sub.rejection.Resources, r.Name) })
+		touches = yielder.Refused(c.state, sub.typeURL, refused, sub.rejection.Reason, since)
 	}
 	if len(touches) > 0 {
 		c.note(touches, time.Now())

@@ -172,10 +172,10 @@ type Blamer interface {
 
 // Yielder is a Proxy that may do without a part of what its client refuses.
 type Yielder interface {
-	// Refused is called when the client refused the named resources of a type, and gives what may differ from now on. What
-	// was sent once and refused is not sent again, so that it does not matter if nothing differs. since is when the client
-	// last accepted anything of the type; zero is never.
-	Refused(state State, typeURL string, names []string, reason string, since time.Time) Touches
+	// Refused is called when the client refused resources of a type, as they were sent: meanwhile the state may be another.
+	// It gives what may differ from now on. What was sent once and refused is not sent again, so that it does not matter if
+	// nothing differs. since is when the client last accepted anything of the type; zero is never.
+	Refused(state State, typeURL string, resources []*Resource, reason string, since time.Time) Touches
 	// Accepted is called when the client accepted resources of a type, and removals, and gives what may differ from now on.
 	Accepted(state State, typeURL string, resources []*Resource, removed []string) Touches
 }

@@ -16,6 +16,9 @@ import (
 // provisional ends such a version.
 const provisional = "~"
 
+// MadeAs is the version that the resource was made with.
+func (r *Resource) MadeAs() string { return strings.TrimSuffix(r.Version, provisional) }
+
 // apart is what is known of the route configurations whose virtual hosts are sent apart.
 type apart struct {
 	routes map[string]bool // the route configurations that are made so, of those generated for the client
