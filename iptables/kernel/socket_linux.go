@@ -68,12 +68,10 @@ func (s *Socket) Room(toSend, toReceive int) {
 	}
 }
 
-var theKernel = &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-
-// Send sends messages as one datagram.
+// Send sends messages as one datagram. What is sent to nobody in particular is sent to the kernel.
 func (s *Socket) Send(messages []byte) error {
 	for {
-		err := unix.Sendto(s.fd, messages, 0, theKernel)
+		_, err := unix.Write(s.fd, messages)
 		if !errors.Is(err, unix.EINTR) {
 			return late(err)
 		}
