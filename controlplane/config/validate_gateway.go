@@ -63,6 +63,7 @@ func (s scope) server(server *networking.Server) {
 	if bind := server.GetBind(); bind != "" && !isIP(bind) {
 		s.field("bind").refuse(bind, "not an address that a gateway listens on here", "give an IP address")
 	}
+	s.field("defaultEndpoint").endpoint(server.GetDefaultEndpoint())
 	s.serverTLSMatchesPort(server)
 	s.field("tls").serverTLS(server.GetTls())
 }

@@ -20,8 +20,7 @@ const noSubstitute = "remove it, or keep it for a mesh that supports it"
 var withoutEffect = map[protoreflect.FullName]note{
 	"istio.networking.v1alpha3.HTTPFaultInjection.Delay.exponential_delay": {remedy: "use fixedDelay"},
 
-	"istio.networking.v1alpha3.Server.default_endpoint": {remedy: noSubstitute},
-	"istio.networking.v1alpha3.WorkloadEntry.network":   {why: ": all networks are taken to reach one another", remedy: noSubstitute},
+	"istio.networking.v1alpha3.WorkloadEntry.network": {why: ": all networks are taken to reach one another", remedy: noSubstitute},
 
 	"istio.telemetry.v1alpha1.Metrics.reporting_interval":        {why: ": connections are counted when they open, and when they end", remedy: noSubstitute},
 	"istio.extensions.v1alpha1.WasmPlugin.verification_key":      {why: ": a module without its signature would run", remedy: "pin the module by sha256", unsafe: true},

@@ -155,7 +155,9 @@ func (a *affected) resource(r *config.Resource) {
 	case *networking.Gateway:
 		if a.p.Type == Router && snapshot.Selects(spec.GetSelector(), a.p.Labels) {
 			a.all(xds.SecretType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
-			if slices.ContainsFunc(spec.GetServers(), func(s *networking.Server) bool { return server{spec: s}.autoPassthrough() }) {
+			if slices.ContainsFunc(spec.GetServers(), func(s *networking.Server) bool {
+				return server{spec: s}.autoPassthrough() || s.GetDefaultEndpoint() != ""
+			}) {
 				a.all(xds.ClusterType, xds.EndpointType)
 			}
 		}

@@ -306,5 +306,6 @@ func (gateway) route(v view, name string) (*xds.Resource, error) {
 func (gateway) hostPlan(view, string) *hostPlan { return nil }
 
 func (gateway) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
-	return append(newView(s, p).autoClusters(), blackHole(s))
+	v := newView(s, p)
+	return append(append(v.autoClusters(), v.defaultClusters()...), blackHole(s))
 }

@@ -61,6 +61,16 @@ func (v view) gatewayRoutes(name string, servers []server) *routev3.RouteConfigu
 	done := map[string]bool{}
 	for _, s := range servers {
 		v.bindRules(s, host, done)
+		if s.defaultCluster() != "" {
+			for _, h := range s.hosts() {
+				host(h, s)
+			}
+			for _, vh := range out.VirtualHosts {
+				if covers(s.hosts(), vh.Domains[0]) {
+					vh.Routes = append(vh.Routes, s.defaultRoute())
+				}
+			}
+		}
 		if !s.spec.GetTls().GetHttpsRedirect() {
 			continue
 		}

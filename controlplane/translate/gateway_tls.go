@@ -136,7 +136,7 @@ func (v view) connectionChains(s server) []*listenerv3.FilterChain {
 			out = append(out, v.passthroughChains(s, r, vs)...)
 		}
 	}
-	return out
+	return append(out, v.defaultChains(s)...)
 }
 
 func (v view) tcpChains(s server, r routing, vs *snapshot.VirtualService) []*listenerv3.FilterChain {

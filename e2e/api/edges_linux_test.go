@@ -142,6 +142,33 @@ spec:
 				heard, err := talk(tls.Client(conn, &tls.Config{ServerName: "ten.tls.example", RootCAs: w.ca.Pool()}), "hello", 1)
 				return is(err == nil && strings.HasSuffix(heard[0], "heard hello"), "by TLS: %q %v", heard, err)
 			}},
+		{name: "gateway with an application beside it", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: $HOST}
+spec:
+  selector: {istio: ingressgateway}
+  servers:
+  - {port: {number: 8096, name: http, protocol: HTTP}, hosts: [$HOST.example, $HOST.other.example], defaultEndpoint: "unix://$DIR/guarded.sock"}
+  - {port: {number: 9196, name: tcp, protocol: TCP}, hosts: ["*"], defaultEndpoint: "unix://$DIR/guarded.sock"}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: $HOST}
+spec: {hosts: [$HOST.example], gateways: [$HOST], http: [{match: [{uri: {prefix: /x}}], directResponse: {status: 299}}]}
+`, check: func(w *world, host string) error {
+			for path, want := range map[string]int{"/x": 299, "/": 200} {
+				got, err := w.ask("", request{URL: "http://" + w.edge(8096) + path, Host: host + ".example"})
+				if err != nil || got.Status != want || want == 200 && got.Server != "guarded" {
+					return fmt.Errorf("%s: %s, want %d, %w", path, toJSON(got), want, err)
+				}
+			}
+			if got, err := w.atEdge(8096, host+".other.example"); err != nil || got.Server != "guarded" {
+				return fmt.Errorf("a host without rules: %s %w", toJSON(got), err)
+			}
+			got, err := w.get("", "http://"+w.edge(9196)+"/")
+			return is(err == nil && got.Server == "guarded", "by TCP: %s %v", toJSON(got), err)
+		}},
 		{name: "callers behind trusted proxies", ports: []string{"http"}, docs: edgeDocs(`{port: {number: 8093, name: http, protocol: HTTP}, hosts: [$HOST.example]}`, toHost) + `
 ---
 apiVersion: security.istio.io/v1

@@ -1,0 +1,72 @@
+package translate
+
+import (
+	"fmt"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+)
+
+// A server may say where beside the gateway goes what no rule takes.
+
+// defaultCluster is the name of that place; empty where there is none.
+func (s server) defaultCluster() string {
+	endpoint := s.spec.GetDefaultEndpoint()
+	if endpoint == "" || s.spec.GetTls().GetHttpsRedirect() || s.autoPassthrough() {
+		return ""
+	}
+	return "default|" + endpoint
+}
+
+func (s server) defaultRoute() *routev3.Route {
+	return &routev3.Route{Name: "default", Match: everyPath(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: s.defaultCluster()}, Timeout: duration(0),
+	}}}
+}
+
+// defaultChains are for connections rather than requests.
+func (v view) defaultChains(s server) []*listenerv3.FilterChain {
+	cluster := s.defaultCluster()
+	if cluster == "" {
+		return nil
+	}
+	chain := &listenerv3.FilterChain{
+		Name:    fmt.Sprintf("default.%d.%s.%s.%s", s.port, dotless.Replace(s.name()), s.gw.Name, s.gw.Namespace),
+		Filters: v.tcpFilters(s.traffic(), cluster, toCluster(cluster)),
+	}
+	if s.protocol() != "TCP" {
+		chain.FilterChainMatch = sniMatch(s.hosts())
+	}
+	if s.terminatesTLS() {
+		if chain.TransportSocket = v.gatewayTLS(s); chain.TransportSocket == nil {
+			return nil
+		}
+	}
+	return []*listenerv3.FilterChain{chain}
+}
+
+// defaultClusters are those places of all servers, each once.
+func (v view) defaultClusters() []*clusterv3.Cluster {
+	var out []*clusterv3.Cluster
+	seen := map[string]bool{"": true}
+	for _, s := range v.servers() {
+		name := s.defaultCluster()
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		to, _ := v.workloadAddress(s.spec.GetDefaultEndpoint())
+		c := &clusterv3.Cluster{
+			Name: name, ConnectTimeout: v.s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil),
+			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+			LoadAssignment: &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
+				LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: to}}}},
+			}}},
+		}
+		setHTTPOptions(c, asCalled())
+		out = append(out, c)
+	}
+	return out
+}
