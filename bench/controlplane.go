@@ -88,6 +88,9 @@ func (b *bench) planeWith(ctx context.Context, services, proxies int) error {
 		return fmt.Errorf("from cold: %w", err)
 	}
 	for _, e := range planeEdits {
+		if b.edits != "" && !slices.Contains(strings.Split(b.edits, ","), e.name) {
+			continue
+		}
 		if err := run.change(e.name, e.edit, b.rounds); err != nil {
 			return fmt.Errorf("%s: %w", e.name, err)
 		}

@@ -31,6 +31,7 @@ type bench struct {
 	load   time.Duration // length of one load
 
 	services, proxies string // sizes of the meshes and fleets for the control plane
+	edits             string // the kinds of changes that it is measured with; none is all
 }
 
 func main() {
@@ -46,6 +47,7 @@ func run() error {
 	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, relay, controlplane, scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
 	flag.StringVar(&b.services, "services", "1000", "how many services the control plane has, one mesh after the other")
 	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "how many proxies the control plane has, one fleet after the other")
+	flag.StringVar(&b.edits, "edits", "", "which changes the control plane is measured with, such as \"endpoint,service added\"; none is all")
 	asFleet := flag.Bool("fleet", false, "be the proxies of a control plane, as standard input says")
 	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")

@@ -137,7 +137,9 @@ func newGRPC(config *tls.Config) *grpc.Server {
 	options := append(xds.ServerOptions(),
 		grpc.MaxRecvMsgSize(maxRequest),
 		// Most connections are at rest most of the time (their write buffers are shared), and what is sent is large.
-		grpc.WriteBufferSize(64<<10), grpc.ReadBufferSize(16<<10),
+		grpc.WriteBufferSize(32<<10), grpc.ReadBufferSize(16<<10),
+		// What clients list when they all come back waits in memory: a window each, and not as much as the network takes.
+		grpc.StaticStreamWindowSize(64<<10), grpc.StaticConnWindowSize(64<<10),
 		grpc.MaxConcurrentStreams(1000),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),

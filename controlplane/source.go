@@ -137,8 +137,10 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 		}
 		return translate.NamedClusters(s, p.Proxy, names)
 	case xds.ListenerType:
-		all, err := translate.Listeners(s, p.Proxy)
-		return pick(all, wildcard, names), err
+		if !wildcard {
+			return translate.NamedListeners(s, p.Proxy, names)
+		}
+		return translate.Listeners(s, p.Proxy)
 	case xds.EndpointType:
 		return translate.Endpoints(s, p.Proxy, names)
 	case xds.RouteType:

@@ -78,6 +78,11 @@ func (r *Registry) ResolveHostname(name, namespace string) string {
 // short one in some namespace: which of the two a document means depends on which there are.
 func (r *Registry) Namesake(service *Service) bool {
 	names := append([]string{service.Hostname, service.Name}, service.Aliases...)
+	// A ServiceEntry may have the full name of a Service, by which documents mean it with the short ones too.
+	if name, ok := strings.CutSuffix(service.Hostname, ".svc."+r.opts.withDefaults().Domain); ok {
+		short, _, _ := strings.Cut(name, ".")
+		names = append(names, short, name, name+".svc")
+	}
 	for _, name := range names {
 		for _, other := range r.byHost[name] {
 			if other.Hostname != service.Hostname {

@@ -31,19 +31,25 @@ type Scope struct {
 
 	mesh     *meshconfig.MeshConfig
 	resolve  resolver
+	naming   *naming
 	services map[string]*registry.Service // by hostname
 	rules    map[*registry.Service]*DestinationRule
 	own      hostTable[*DestinationRule] // rules for some callers only, of whom the scope's proxies are
 	vsByHost hostTable[*VirtualService]
 	egress   egressHosts
 	perPort  *perPort            // where a Sidecar has listeners of ports
+	cache    *Cache              // of what depends on the whole scope
 	memory   sync.Map            // what others derived of the scope, by their keys
+	common   *common             // that it shares with others; nil where it does not
 	targets  map[string]struct{} // hosts that the rules route to, where a Sidecar narrows the scope
 }
 
 // Memo gives what was derived of the scope under a key, and has it made if it was not. The key has to hold all that it
 // depends on beside the scope.
 func (sc *Scope) Memo(key any, derive func() any) any { return memo(&sc.memory, key, derive) }
+
+// Cache holds resources that depend on the scope as a whole, and goes with it.
+func (sc *Scope) Cache() *Cache { return sc.cache }
 
 func memo(memory *sync.Map, key any, derive func() any) any {
 	made, ok := memory.Load(key)
@@ -75,6 +81,7 @@ func (sc *Scope) VirtualService(host string) *VirtualService {
 type world struct {
 	mesh             *meshconfig.MeshConfig
 	resolve          resolver
+	naming           *naming
 	services         []*registry.Service
 	byHost           map[string][]*registry.Service
 	virtualServices  *virtualServices
@@ -83,10 +90,16 @@ type world struct {
 
 	cache *Cache // to be told how much there is
 
+	claims claims // read by claimed
+
 	mu     sync.Mutex
 	scopes map[scopeKey]*Scope
 	// before are the scopes of the world before this one: a scope that turns out equal is taken over.
 	before map[scopeKey]*Scope
+	had    int // how many scopes that one had
+
+	common      *common // read by shared
+	sharedKnown bool
 }
 
 type scopeKey struct {
@@ -124,9 +137,10 @@ func (w *world) scope(key scopeKey, sidecar *config.Resource, labels map[string]
 	if old := w.before[key]; old != nil && sc.equal(old) {
 		sc = old
 	}
+	delete(w.before, key) // or all that was made of it would stay
 	w.scopes[key] = sc
 	// Of each port and subset there are a cluster and its endpoints, and routes in each scope.
-	w.cache.expect(w.parts() * (3 + max(len(w.scopes), len(w.before))))
+	w.cache.expect(w.parts() * (3 + max(len(w.scopes), w.had)))
 	return sc
 }
 
@@ -174,7 +188,8 @@ func (w *world) newScope(namespace string, sidecar *config.Resource, own map[str
 		AllowAny:  w.mesh.GetOutboundTrafficPolicy().GetMode() == meshconfig.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY,
 		mesh:      w.mesh,
 		resolve:   w.resolve,
-		services:  map[string]*registry.Service{},
+		naming:    w.naming,
+		cache:     newCache(),
 		rules:     map[*registry.Service]*DestinationRule{},
 		own:       newHostTable(own),
 	}
@@ -187,6 +202,10 @@ func (w *world) newScope(namespace string, sidecar *config.Resource, own map[str
 		}
 	}
 	sc.egress = egress
+	if c := w.shared(); c != nil && sidecar == nil {
+		w.share(sc, c)
+		return sc
+	}
 	w.addVirtualServices(sc, egress)
 	w.addServices(sc)
 	return sc
@@ -236,7 +255,7 @@ func addKeys(set map[string]struct{}, m map[string]string) {
 
 func (w *world) addServices(sc *Scope) {
 	// What rules route to is seen too, even if the Sidecar does not list it: else the rule would lead nowhere.
-	sc.targets = map[string]struct{}{}
+	sc.targets, sc.services = map[string]struct{}{}, map[string]*registry.Service{}
 	if sc.Sidecar != nil {
 		for _, v := range sc.VirtualServices {
 			for _, d := range destinations(v.Spec) {
@@ -287,6 +306,10 @@ func preferred(svc, other *registry.Service, namespace string) bool {
 func (w *world) addService(sc *Scope, svc *registry.Service) {
 	sc.Services = append(sc.Services, svc)
 	sc.services[svc.Hostname] = svc
+	w.addRule(sc, svc)
+}
+
+func (w *world) addRule(sc *Scope, svc *registry.Service) {
 	if d, ok := sc.own.find(svc.Hostname); ok {
 		sc.rules[svc] = d
 		return
@@ -298,7 +321,7 @@ func (w *world) addService(sc *Scope, svc *registry.Service) {
 
 // equal says whether two scopes are one and the same to whoever is configured by them.
 func (sc *Scope) equal(o *Scope) bool {
-	if sc.mesh != o.mesh || sc.Sidecar != o.Sidecar || sc.AllowAny != o.AllowAny || len(sc.rules) != len(o.rules) ||
+	if sc.mesh != o.mesh || sc.naming != o.naming || sc.Sidecar != o.Sidecar || sc.AllowAny != o.AllowAny || len(sc.rules) != len(o.rules) ||
 		!equalPointers(sc.Services, o.Services) || !equalPointers(sc.VirtualServices, o.VirtualServices) {
 		return false
 	}

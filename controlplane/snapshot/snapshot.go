@@ -217,11 +217,13 @@ func (b *build) buildWorld() {
 		virtualServices: old.virtualServices, destinationRules: old.destinationRules, sidecars: old.sidecars,
 		cache: b.next.Cache, scopes: map[scopeKey]*Scope{}, before: old.takeScopes(),
 	}
+	w.had = len(w.before)
 	b.next.world, b.next.selecting = w, b.prev.selecting
 	if !same {
 		w.byHost, b.next.selecting = indexServices(services)
 	}
 	b.buildRules(w, same)
+	w.naming = b.naming(old, w)
 }
 
 // buildRules indexes the rules. Short names in them mean other hosts when services come and go.

@@ -39,6 +39,7 @@ type affected struct {
 	view
 	touches xds.Touches
 	change  snapshot.Change
+	changed map[string]struct{} // the hostnames of services that came, went or changed
 }
 
 // all adds all resources of the types.
@@ -50,18 +51,19 @@ func (a *affected) services(change snapshot.Change) {
 			a.touches.Add(xds.EndpointType, localCluster)
 			a.all(xds.ClusterType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 		}
+		a.namesake(svc) // whether the proxy sees it or not: documents that it has a part in mean the one or the other
 		if a.scope.MaySee(svc) {
-			a.namesake(svc)
 			if a.passesOn() {
 				a.all(xds.ClusterType)
 			}
 			a.clusters(svc, xds.ClusterType, xds.EndpointType)
-			a.all(xds.RouteType, xds.VirtualHostType, xds.NameTableType)
+			a.all(xds.NameTableType)
+			a.routesOf(svc)
 			if a.mayHaveSecrets() && a.s.AnyCredentialed() {
 				a.all(xds.SecretType)
 			}
 			if a.listensForServices() {
-				a.all(xds.ListenerType)
+				a.listenersOf(svc)
 			}
 		}
 	}
@@ -115,7 +117,7 @@ func (a *affected) clusters(svc *registry.Service, types ...string) {
 // ports are those of the service, and of others with its hostname, which it may have stood behind or put behind it.
 func (a *affected) ports(svc *registry.Service) map[uint32]bool {
 	ports := map[uint32]bool{}
-	for _, s := range append(slices.Clone(a.s.Registry.ByHostname(svc.Hostname)), svc) {
+	for _, s := range a.namesakes(svc) {
 		for _, port := range s.Ports {
 			ports[port.Number] = true
 		}
@@ -126,7 +128,7 @@ func (a *affected) ports(svc *registry.Service) map[uint32]bool {
 // namesake adds everything where a service that came or went has a name by which documents may mean another one: which of
 // the two their rules are for is another question from now on.
 func (a *affected) namesake(svc *registry.Service) {
-	if a.s.Registry.Namesake(svc) {
+	if a.s.Renames(svc) {
 		a.all(xds.Order...)
 	}
 }
@@ -205,7 +207,9 @@ func (a *affected) virtualService(r *config.Resource, spec *networking.VirtualSe
 		return
 	}
 	a.routes(r, spec)
-	if len(spec.GetTcp())+len(spec.GetTls()) > 0 {
+	if len(spec.GetTcp())+len(spec.GetTls()) > 0 || slices.ContainsFunc(spec.GetHosts(), func(h string) bool {
+		return a.s.AnyForBytes(a.scope.Hostname(h, r.Namespace))
+	}) {
 		a.all(xds.ListenerType)
 	}
 	// Where a Sidecar narrows the scope, rules widen it by what they route to.

@@ -222,6 +222,7 @@ func checkNamed(t *testing.T, what string, snap *snapshot.Snapshot, p *translate
 	t.Helper()
 	named := map[string]func(*snapshot.Snapshot, *translate.Proxy, []string) ([]*xds.Resource, error){
 		xds.ClusterType: translate.NamedClusters, xds.EndpointType: translate.Endpoints, xds.VirtualHostType: translate.NamedVirtualHosts,
+		xds.ListenerType: translate.NamedListeners,
 	}
 	for typeURL, make := range named {
 		names := slices.Compact(slices.Sorted(slices.Values(affected[typeURL].Names)))

@@ -109,8 +109,8 @@ type grpcRoutesKey struct{ routesKey }
 // grpcRouteConfiguration are the routes of a target, which goes by the name of its listener. They are for any authority:
 // that the target is meant was said by asking for it.
 func (v view) grpcRouteConfiguration(name string) (*xds.Resource, error) {
-	key := grpcRoutesKey{routesKey{scope: v.scope, name: name, labels: v.askedLabels()}}
-	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
+	key := grpcRoutesKey{routesKey{name: name, labels: v.askedLabels()}}
+	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
 		config := &routev3.RouteConfiguration{Name: name}
 		if routes := grpcRoutes(v.grpcTargetRoutes(name), name); len(routes) > 0 {
 			config.VirtualHosts = []*routev3.VirtualHost{{Name: name, Domains: []string{"*"}, Routes: routes}}

@@ -116,7 +116,7 @@ func (none) routeNames(v view) []string {
 func (none) route(v view, name string) (*xds.Resource, error) {
 	if name == httpProxyRoute {
 		return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
-			return v.routesOf(&routev3.RouteConfiguration{Name: name, ValidateClusters: boolean(false)}, none{}.hostPlan(v, name))
+			return v.routesOf(&routev3.RouteConfiguration{Name: name, ValidateClusters: boolean(false)}, func() *hostPlan { return none{}.hostPlan(v, name) })
 		})
 	}
 	if strings.HasPrefix(name, "inbound|") {

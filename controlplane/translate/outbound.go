@@ -57,6 +57,11 @@ func (g *gates) open(at netip.AddrPort) *gate {
 
 // outboundListeners take over what was captured by where it was bound for. They bind nothing themselves.
 func outboundListeners(v view) []*listenerv3.Listener {
+	return v.gateListeners(func(netip.AddrPort) bool { return true })
+}
+
+// gateListeners are those of them that are wanted.
+func (v view) gateListeners(wanted func(netip.AddrPort) bool) []*listenerv3.Listener {
 	all := gates{at: map[netip.AddrPort]*gate{}}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
@@ -67,7 +72,7 @@ func outboundListeners(v view) []*listenerv3.Listener {
 	}
 	out := make([]*listenerv3.Listener, 0, len(all.order))
 	for _, g := range all.order {
-		if g.routes != "" || len(g.chains) > 0 { // Envoy takes no listener that has nothing for anybody
+		if wanted(g.at) && (g.routes != "" || len(g.chains) > 0) { // Envoy takes no listener that has nothing for anybody
 			out = append(out, v.gateListener(g))
 		}
 	}

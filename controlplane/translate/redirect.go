@@ -177,7 +177,7 @@ func (redirect) route(v view, name string) (*xds.Resource, error) {
 	return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
 		return v.routesOf(&routev3.RouteConfiguration{
 			Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true,
-		}, v.portPlan(uint32(port)))
+		}, func() *hostPlan { return v.portPlan(uint32(port)) })
 	})
 }
 

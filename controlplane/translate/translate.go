@@ -3,19 +3,38 @@
 package translate
 
 import (
+	"net/netip"
+	"slices"
+
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
 // Listeners are all listeners of the proxy.
 func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
-	var out []*xds.Resource
 	v := newView(s, p)
 	inbound := ""
 	if p.Interception == Redirect {
 		inbound = virtualInbound
 	}
-	for _, l := range v.patches.Listeners(p.Type == Router, inbound, p.signed(p.capture().listeners(v))) {
+	return listenerResources(v.patches.Listeners(p.Type == Router, inbound, p.signed(p.capture().listeners(v))))
+}
+
+// NamedListeners are those of the proxy's listeners that are named; names of none are left out.
+func NamedListeners(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
+	v := newView(s, p)
+	if at, ok := v.gatesNamed(names); ok {
+		return listenerResources(p.signed(v.gateListeners(func(gate netip.AddrPort) bool { return at[gate] })))
+	}
+	all, err := Listeners(s, p)
+	return slices.DeleteFunc(all, func(r *xds.Resource) bool { return !slices.Contains(names, r.Name) }), err
+}
+
+func listenerResources(listeners []*listenerv3.Listener) ([]*xds.Resource, error) {
+	out := make([]*xds.Resource, 0, len(listeners))
+	for _, l := range listeners {
 		r, err := xds.NewResource(l.Name, l)
 		if err != nil {
 			return nil, err

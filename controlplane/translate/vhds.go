@@ -213,14 +213,19 @@ func (v view) ruledHostKey(route string, h planned) ruledHostKey {
 // hostApart makes a planned virtual host once for all proxies that it is the same for; nil when its rule has nothing for
 // this caller.
 func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
+	cache := v.s.Cache
 	var key any = plainHostKey{
 		route: route, svc: h.svc, port: h.port, domains: strings.Join(h.domains, " "),
 		rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route), captured: v.p.captured(),
 	}
 	if h.svc == nil || h.rule != nil && len(h.rule.Spec.GetHttp()) > 0 {
-		key = v.ruledHostKey(route, h)
+		ruled := v.ruledHostKey(route, h)
+		if ruled.scope != nil {
+			cache = ruled.scope.Cache()
+		}
+		key = ruled
 	}
-	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
+	return cache.Get(key, func() (*xds.Resource, error) {
 		host := v.virtualHost(h)
 		if host == nil {
 			return nil, nil
@@ -234,11 +239,11 @@ func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
 }
 
 // routesOf completes a route configuration: by its virtual hosts, or by saying that they go by themselves.
-func (v view) routesOf(routes *routev3.RouteConfiguration, plan *hostPlan) *routev3.RouteConfiguration {
+func (v view) routesOf(routes *routev3.RouteConfiguration, plan func() *hostPlan) *routev3.RouteConfiguration {
 	if v.p.HostsApart {
 		routes.Vhds, routes.VirtualHosts = vhds(), []*routev3.VirtualHost{v.otherHosts()}
 		return routes
 	}
-	routes.VirtualHosts = v.wholeHosts(plan)
+	routes.VirtualHosts = v.wholeHosts(plan())
 	return routes
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// routesKey is all that a sidecar's route configuration depends on. The mesh's configuration is part of the scope.
+// routesKey is all that a sidecar's route configuration depends on beside its scope, of which the mesh's configuration is
+// a part.
 type routesKey struct {
-	scope  *snapshot.Scope
 	name   string
 	labels string // those that rules ask for, with their values
 	apart  bool   // without the virtual hosts
@@ -27,8 +27,8 @@ type routesKey struct {
 
 // cachedRoutes makes a route configuration once for all proxies that it is the same for.
 func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
-	key := routesKey{scope: v.scope, name: name, labels: v.askedLabels(), apart: v.p.HostsApart, captured: v.p.captured(), patches: v.patchesOfRoutes(name)}
-	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
+	key := routesKey{name: name, labels: v.askedLabels(), apart: v.p.HostsApart, captured: v.p.captured(), patches: v.patchesOfRoutes(name)}
+	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
 		routes := build()
 		r, err := xds.NewResource(name, v.patchRoutes(name, acceptable(routes), v.domainsApart(name)))
 		if err == nil {
@@ -94,9 +94,9 @@ func newHostPlan(hosts []planned) *hostPlan {
 // planKey is the name of a route configuration in the memory of a scope.
 type planKey string
 
-// plan gives the virtual hosts of a route configuration, told apart once for all proxies of the scope.
+// plan gives the virtual hosts of a route configuration, told apart once for all proxies that see the same.
 func (v view) plan(route string, tell func() []planned) *hostPlan {
-	return v.scope.Memo(planKey(route), func() any { return newHostPlan(tell()) }).(*hostPlan)
+	return v.scope.MemoOfNames(planKey(route), func() any { return newHostPlan(tell()) }).(*hostPlan)
 }
 
 // virtualHost makes a planned one; nil when its rule has nothing for this caller.

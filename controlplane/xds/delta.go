@@ -199,7 +199,8 @@ func (c *connection) answerMore(sub *subscription, a ask) error {
 		forced.set(name, "")
 	}
 	missing := without(forced, want)
-	send := sub.diff(want, forced).send
+	d, _ := sub.lacking(want, forced)
+	send := d.send
 	if !a.wildcard {
 		send = only(send, forced)
 	}
