@@ -3,6 +3,7 @@ package xds
 import (
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -65,4 +66,5 @@ func TestWhatOthersListTooIsReadTheSame(t *testing.T) {
 		slices.Sort(m.ResourceNamesSubscribe)
 		sameRequest(t, got, m)
 	}
+	runtime.KeepAlive([]*page{asked.shared, held.shared}) // somebody holds them until here, or they would go
 }
