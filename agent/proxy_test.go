@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -86,6 +87,9 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 
 func TestClosedTerminalEndsTheProxyAsSIGTERMDoes(t *testing.T) {
 	t.Parallel()
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP) // what is started then does not ignore it, also under nohup
+	defer signal.Stop(hangup)
 	s := newSetup(t, "127.141.23.1")
 	defer s.cp.start(t)()
 	r := s.start(t)

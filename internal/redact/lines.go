@@ -10,11 +10,14 @@ import (
 const (
 	// mostKeyLines is how long a key may be whose end never comes.
 	mostKeyLines = 2000
-	// mostForeignLines is how many lines of others may come within a key: several threads and processes write to one log.
-	mostForeignLines = 10
-	keyBegins        = "-----BEGIN "
-	keyEnds          = "-----END "
-	keyMark          = "PRIVATE KEY-----"
+	// mostForeignLines is how many lines of others may come within a key: several threads and processes write to one log,
+	// and an access log in pieces of 64 KiB.
+	mostForeignLines = 1000
+	// leastPiece is how long a text must be to count as a piece of a key's line by what it is made of alone.
+	leastPiece = 16
+	keyBegins  = "-----BEGIN "
+	keyEnds    = "-----END "
+	keyMark    = "PRIVATE KEY-----"
 )
 
 // fieldLine is a line of a message that goes over several: a field of a protocol buffer's text, of YAML, or of JSON.
@@ -78,40 +81,109 @@ func mayName(line string) bool {
 	return slices.ContainsFunc(stems, func(stem string) bool { return strings.Contains(line, stem) })
 }
 
-// Key leaves a private key out, whichever lines it goes over. It says whether the line is of one to its end: then there is
-// nothing left of it, unless it is the first.
+var oneLineKeys = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)`)
+})
+
+// Key leaves a private key out, whichever lines it goes over, and whatever of others it is glued to in them. It says whether
+// the line is of a key to its end: then there is nothing left of it, unless it is the first.
 func (l *Lines) Key(line string) (rest string, all bool) {
 	if l.key > 0 {
-		if end := strings.Index(line, keyEnds); end >= 0 {
-			l.key = 0
-			if _, after, ok := strings.Cut(line[end+len(keyEnds):], "-----"); ok {
-				line = after
-			}
-			if trimEnds(line) == "" {
-				return "", true
-			}
-			return l.Key(line) // another may begin
-		}
-		l.key++
-		of := ofKey(line)
-		if !of {
-			l.foreign++
-		}
-		if l.key > mostKeyLines || l.foreign > mostForeignLines {
-			l.key = 0
-		} else if of {
-			return "", true
-		}
+		return l.within(line)
 	}
 	begin := strings.LastIndex(line, keyBegins)
-	if begin < 0 || !strings.Contains(line[begin:], keyMark) || strings.Contains(line[begin:], keyEnds) {
+	if begin < 0 {
+		if restOfMark(line) {
+			l.key, l.foreign = 1, 0
+		}
 		return line, false
 	}
-	if after := line[begin+strings.Index(line[begin:], keyMark)+len(keyMark):]; trimEnds(after) != "" {
-		return line, false // in one line, with whatever stands for the ends of lines: Looks takes it out
+	_, after, ok := strings.Cut(line[begin:], keyMark)
+	switch {
+	case !ok:
+		return line, false
+	case strings.Contains(line[begin:], keyEnds): // in one line, with whatever stands for the ends of lines
+		return oneLineKeys().ReplaceAllString(line, redacted), false
 	}
 	l.key, l.foreign = 1, 0
-	return line[:begin] + redacted, false
+	if trimEnds(after) == "" {
+		after = ""
+	}
+	return line[:begin] + redacted + withoutPieces(after), false
+}
+
+// within is for a line after a key's first.
+func (l *Lines) within(line string) (rest string, all bool) {
+	if end := strings.Index(line, keyEnds); end >= 0 {
+		return l.end(line[:end], line[end+len(keyEnds):])
+	}
+	if strings.Contains(line, keyBegins) {
+		l.key = 0
+		return l.Key(line) // another begins
+	}
+	if restOfMark(line) {
+		l.key = 0
+		return "", true
+	}
+	l.key++
+	of := ofKey(line)
+	if !of {
+		l.foreign++
+	}
+	if l.key > mostKeyLines || l.foreign > mostForeignLines {
+		l.key = 0
+		return line, false
+	}
+	if of {
+		return "", true
+	}
+	return withoutPieces(line), false
+}
+
+// restOfMark says whether a line is the rest of a key's first or last line, of which the beginning was written before
+// another's.
+func restOfMark(line string) bool {
+	words, ok := strings.CutSuffix(trimEnds(line), "Y-----")
+	return ok && !strings.HasPrefix(words, keyEnds) && strings.Trim(words, "-ABCDEFGHIJKLMNOPQRSTUVWXYZ ") == ""
+}
+
+// end is for a key's last line: before is what it has before the mark of the end, and after what follows the mark's beginning.
+func (l *Lines) end(before, after string) (rest string, all bool) {
+	if ofKey(before) {
+		before = ""
+	}
+	_, behind, whole := strings.Cut(after, "-----")
+	if !whole { // another's text came into the mark, of which the rest is still to come
+		return withoutPieces(before) + strings.TrimLeft(after, "ABCDEFGHIJKLMNOPQRSTUVWXYZ -"), false
+	}
+	l.key = 0
+	if trimEnds(behind) == "" {
+		behind = ""
+	}
+	if before+behind == "" {
+		return "", true
+	}
+	return l.Key(withoutPieces(before) + behind) // another may begin
+}
+
+// withoutPieces leaves out of a line what a line of a key left at its ends: the writes of several writers are cut
+// anywhere.
+func withoutPieces(line string) string {
+	n := 0
+	for n < len(line) && base64Byte(line[n]) {
+		n++
+	}
+	if n >= leastPiece || n > 0 && n < len(line) && (line[n] == '[' || line[n] == '{') { // as lines of logs begin
+		line = redacted + line[n:]
+	}
+	n = len(line)
+	for n > 0 && base64Byte(line[n-1]) {
+		n--
+	}
+	if len(line)-n >= leastPiece {
+		line = line[:n] + redacted
+	}
+	return line
 }
 
 // trimEnds leaves out what is around the lines of a text that is quoted line by line.
@@ -128,11 +200,15 @@ func ofKey(line string) bool {
 		return true
 	}
 	for i := range len(line) {
-		if c := line[i]; !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '=') {
+		if !base64Byte(line[i]) {
 			return false
 		}
 	}
 	return true
+}
+
+func base64Byte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '='
 }
 
 // Field leaves out of one further line of a message what looks like a secret, and what is named as one.

@@ -22,28 +22,52 @@ func TestSecretsOverSeveralLinesAreLeftOut(t *testing.T) {
 	for name, c := range map[string]struct{ in, want string }{
 		"a key": {"inline:\n-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMIIEvQIBADANBg\n  k0+/aa==\n-----END RSA PRIVATE KEY-----\nafter: x",
 			"inline:\n[redacted]\nafter: x"},
-		"a key that breaks off":           {"a: -----BEGIN PRIVATE KEY-----\nMIIE\n[2026] x", "a: [redacted]\n[2026] x"},
-		"a key with another line within":  {"-----BEGIN PRIVATE KEY-----\nMIIE\n[2026] x\nAAEE\nnobody's line\nBBEE==\n-----END PRIVATE KEY-----\ny", "[redacted]\n[2026] x\nnobody's line\ny"},
-		"lines after a key without end":   {"-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("a b\n", mostForeignLines+1) + "word", "[redacted]\n" + strings.Repeat("a b\n", mostForeignLines+1) + "word"},
-		"a certificate stays":             {"-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----", "-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----"},
-		"a key in one line of a proto":    {`  inline_string: "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"`, `  inline_string: "[redacted]\n"`},
-		"a field of a proto":              {"tls_certificate {\n  private_key {\n    inline_bytes: \"abc\"\n    filename: \"/k\"\n  }\n  name: \"x\"\n}", "tls_certificate {\n  private_key {\n    inline_bytes: [redacted]\n    filename: \"/k\"\n  }\n  name: \"x\"\n}"},
-		"a field of YAML":                 {"client:\n  clientSecret:\n    inline: |\n      abc\n      def\n  team: books\npassword: abc", "client:\n  clientSecret:\n    inline: |\n      [redacted]\n      [redacted]\n  team: books\npassword: [redacted]"},
-		"a field of JSON":                 {"{\n \"api_key\": \"abc\",\n \"tokens\": [\n  \"a\",\n  \"b\"\n ],\n \"max\": 1\n}", "{\n \"api_key\": [redacted]\n \"tokens\": [\n  [redacted]\n  [redacted]\n ],\n \"max\": 1\n}"},
-		"what has no secret":              {"resources {\n  name: \"a\"\n  weight: 3\n}\nplain words here", "resources {\n  name: \"a\"\n  weight: 3\n}\nplain words here"},
-		"a list as far left as its name":  {"tokens:\n- abc\n- def\nname: x", "tokens:\n[redacted]\n[redacted]\nname: x"},
-		"a list within an element":        {"- password:\n  - abc\n- name: x", "- password:\n  [redacted]\n- name: x"},
-		"a header":                        {"header {\n  key: \"x-api-key\"\n  value: \"abc\"\n}\nvalue: \"x\"", "header {\n  key: \"x-api-key\"\n  value: [redacted]\n}\nvalue: \"x\""},
-		"a header of a list":              {"- key: \"x-api-key\"\n  value: \"abc\"\n- key: \"b\"\n  value: \"c\"", "- key: \"x-api-key\"\n  value: [redacted]\n- key: \"b\"\n  value: \"c\""},
-		"fields in one line":              {"  name: \"x\" password: \"a\\\"bc\" more: 1 a { token { b { c: \"d\" } } }", "  name: \"x\" password: [redacted] more: 1 a { token [redacted] }"},
-		"a text of several lines":         {"  password: |+\n    abc\n  name: x\n  token: \"abc\n    def\"\n  b: c", "  password: |+\n    [redacted]\n  name: x\n  token: [redacted]\n    [redacted]\n  b: c"},
-		"two keys without an end between": {"-----BEGIN PRIVATE KEY-----\nAA\n-----END PRIVATE KEY----------BEGIN PRIVATE KEY-----\nBB\n-----END PRIVATE KEY-----\nx", "[redacted]\n[redacted]\nx"},
-		"a key in quotes":                 {"  \"-----BEGIN PRIVATE KEY-----\\n\"\n  \"AA\\n\"\n  \"-----END PRIVATE KEY-----\\n\"\nx", "  \"[redacted]\nx"},
-		"a key in a shell's text":         {"-----BEGIN PRIVATE KEY-----\\\n  AA\\\n  -----END PRIVATE KEY-----\nx", "[redacted]\nx"},
-		"what only looks like a secret":   {"  value: \"Bearer abcdefghijkl\"", "  value: \"[redacted]\""},
+		"a key that breaks off":                    {"a: -----BEGIN PRIVATE KEY-----\nMIIE\n[2026] x", "a: [redacted]\n[2026] x"},
+		"a key with another line within":           {"-----BEGIN PRIVATE KEY-----\nMIIE\n[2026] x\nAAEE\nnobody's line\nBBEE==\n-----END PRIVATE KEY-----\ny", "[redacted]\n[2026] x\nnobody's line\ny"},
+		"many lines of an access log within a key": {"-----BEGIN PRIVATE KEY-----\nMIIE\n" + strings.Repeat("GET /a 200\n", 700) + "AAEE\n-----END PRIVATE KEY-----\ny", "[redacted]\n" + strings.Repeat("GET /a 200\n", 700) + "y"},
+		"another's text in a key's first line":     {"-----BEGIN PRIVATE KEY-----[2026] x\nMIIE\n-----END PRIVATE KEY-----\ny", "[redacted][2026] x\ny"},
+		"a key in a text's first line":             {"a: -----BEGIN PRIVATE KEY-----MIIEvQIBADANBgkq\nAAEE\n-----END PRIVATE KEY-----\ny", "a: [redacted][redacted]\ny"},
+		"another's text in lines of a key":         {"-----BEGIN PRIVATE KEY-----\nMIIE[2026] x\nAAEE{\"a\":1}\nGET /x 200MIIEvQIBADANBgkq\nMIIEvQIBADANBgkq by nobody\nBBEE\n-----END PRIVATE KEY-----\ny", "[redacted]\n[redacted][2026] x\n[redacted]{\"a\":1}\nGET /x [redacted]\n[redacted] by nobody\ny"},
+		"another's text in a key's last line":      {"-----BEGIN PRIVATE KEY-----\nMIIE\nBB[2026] x-----END PRIVATE KEY-----[2026] y\nz", "[redacted]\n[redacted][2026] x[2026] y\nz"},
+		"lines after a key without end":            {"-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("a b\n", mostForeignLines+1) + "word", "[redacted]\n" + strings.Repeat("a b\n", mostForeignLines+1) + "word"},
+		"a certificate stays":                      {"-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----", "-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----"},
+		"a key in one line of a proto":             {`  inline_string: "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"`, `  inline_string: "[redacted]\n"`},
+		"a field of a proto":                       {"tls_certificate {\n  private_key {\n    inline_bytes: \"abc\"\n    filename: \"/k\"\n  }\n  name: \"x\"\n}", "tls_certificate {\n  private_key {\n    inline_bytes: [redacted]\n    filename: \"/k\"\n  }\n  name: \"x\"\n}"},
+		"a field of YAML":                          {"client:\n  clientSecret:\n    inline: |\n      abc\n      def\n  team: books\npassword: abc", "client:\n  clientSecret:\n    inline: |\n      [redacted]\n      [redacted]\n  team: books\npassword: [redacted]"},
+		"a field of JSON":                          {"{\n \"api_key\": \"abc\",\n \"tokens\": [\n  \"a\",\n  \"b\"\n ],\n \"max\": 1\n}", "{\n \"api_key\": [redacted]\n \"tokens\": [\n  [redacted]\n  [redacted]\n ],\n \"max\": 1\n}"},
+		"what has no secret":                       {"resources {\n  name: \"a\"\n  weight: 3\n}\nplain words here", "resources {\n  name: \"a\"\n  weight: 3\n}\nplain words here"},
+		"a list as far left as its name":           {"tokens:\n- abc\n- def\nname: x", "tokens:\n[redacted]\n[redacted]\nname: x"},
+		"a list within an element":                 {"- password:\n  - abc\n- name: x", "- password:\n  [redacted]\n- name: x"},
+		"a header":                                 {"header {\n  key: \"x-api-key\"\n  value: \"abc\"\n}\nvalue: \"x\"", "header {\n  key: \"x-api-key\"\n  value: [redacted]\n}\nvalue: \"x\""},
+		"a header of a list":                       {"- key: \"x-api-key\"\n  value: \"abc\"\n- key: \"b\"\n  value: \"c\"", "- key: \"x-api-key\"\n  value: [redacted]\n- key: \"b\"\n  value: \"c\""},
+		"fields in one line":                       {"  name: \"x\" password: \"a\\\"bc\" more: 1 a { token { b { c: \"d\" } } }", "  name: \"x\" password: [redacted] more: 1 a { token [redacted] }"},
+		"a text of several lines":                  {"  password: |+\n    abc\n  name: x\n  token: \"abc\n    def\"\n  b: c", "  password: |+\n    [redacted]\n  name: x\n  token: [redacted]\n    [redacted]\n  b: c"},
+		"two keys without an end between":          {"-----BEGIN PRIVATE KEY-----\nAA\n-----END PRIVATE KEY----------BEGIN PRIVATE KEY-----\nBB\n-----END PRIVATE KEY-----\nx", "[redacted]\n[redacted]\nx"},
+		"a key in quotes":                          {"  \"-----BEGIN PRIVATE KEY-----\\n\"\n  \"AA\\n\"\n  \"-----END PRIVATE KEY-----\\n\"\nx", "  \"[redacted]\nx"},
+		"a key in a shell's text":                  {"-----BEGIN PRIVATE KEY-----\\\n  AA\\\n  -----END PRIVATE KEY-----\nx", "[redacted]\nx"},
+		"what only looks like a secret":            {"  value: \"Bearer abcdefghijkl\"", "  value: \"[redacted]\""},
 	} {
 		if got := byLine(c.in); got != c.want {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got, c.want)
+		}
+	}
+}
+
+// TestKeyThatOthersWriteIntoIsLeftOut wherever its write was cut, but for the dashes of its first line.
+func TestKeyThatOthersWriteIntoIsLeftOut(t *testing.T) {
+	const others = "[2026-11-21 18:10:34.573][7749][debug] all is well\nGET /books 200\n"
+	lines := []string{strings.Repeat("MIIEvQIB", 8), strings.Repeat("ADANBgkq", 8), strings.Repeat("hkiG9w0B", 8), "AQEF+/A="}
+	key := "-----BEGIN RSA PRIVATE KEY-----\n" + strings.Join(lines, "\n") + "\n-----END RSA PRIVATE KEY-----\n"
+	dashes := strings.Index(key, "-----\n")
+	for cut := range key {
+		got := byLine(key[:cut] + others + key[cut:] + "after it\n")
+		if !strings.Contains(got, "GET /books 200\n") || !strings.Contains(got, "\nafter it") || !strings.Contains(got, "[2026-11-21 18:10:34.573][7749][debug] all is well\n") {
+			t.Errorf("cut at %d, more is left out than the key:\n%s", cut, got)
+		}
+		for _, line := range lines {
+			if found := strings.Contains(got, line[:8]); found && (cut < dashes || cut > dashes+5) {
+				t.Errorf("cut at %d, some of the key is left:\n%s", cut, got)
+			}
 		}
 	}
 }
