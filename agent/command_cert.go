@@ -7,8 +7,10 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -83,8 +85,8 @@ func (r certificateReport) table(t io.Writer, now time.Time) {
 		if !c.NextRotation.IsZero() {
 			next = stamp(c.NextRotation)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, cmp.Or(c.SPIFFEID, c.Subject, "-"), c.Serial,
-			stamp(c.NotBefore), stamp(c.NotAfter), left(c.NotAfter.Sub(now)), next, c.Source)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", visible(c.Name), visible(cmp.Or(c.SPIFFEID, c.Subject, "-")), c.Serial,
+			stamp(c.NotBefore), stamp(c.NotAfter), left(c.NotAfter.Sub(now)), next, visible(c.Source))
 	}
 }
 
@@ -111,11 +113,25 @@ func (r certificateReport) printRest(w io.Writer) error {
 		lines = append(lines, "to do: "+r.Remedy)
 	}
 	for line := range slices.Values(lines) {
-		if _, err := fmt.Fprintln(w, line); err != nil {
+		if _, err := fmt.Fprintln(w, visible(line)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// visible is a text of somebody else's, such as the subject of a certificate, as it may be written to a terminal: what would
+// move its cursor, colour it or turn the direction of writing is escaped.
+func visible(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if unicode.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -41,6 +41,9 @@ func parseRoots(roots []string) ([]*x509.Certificate, error) {
 		if err != nil {
 			return nil, fmt.Errorf("root %d: %w", i+1, err)
 		}
+		if err := checkRoots(more); err != nil {
+			return nil, err
+		}
 		certs = append(certs, more...)
 	}
 	if len(certs) > mostAnchors {

@@ -110,8 +110,17 @@ func (s *FileSource) read() (Material, error) {
 	if err != nil {
 		return Material{}, err
 	}
-	m.Roots, err = readRoots(s.config.RootFile)
-	return m, err
+	if m.Roots, err = readRoots(s.config.RootFile); err != nil {
+		return Material{}, err
+	}
+	roots, err := parseCertificates(m.Roots)
+	if err == nil {
+		err = checkRoots(roots)
+	}
+	if err != nil {
+		return Material{}, fmt.Errorf("%s: %w", s.config.RootFile, err)
+	}
+	return m, nil
 }
 
 // Health says whether there is a certificate that has not expired.

@@ -197,8 +197,28 @@ func endOfChain(chain []*x509.Certificate) time.Time {
 // checkAuthorities refuses roots to which no certificate can lead: Envoy would let nobody in.
 func checkAuthorities(roots []*x509.Certificate) error {
 	for _, root := range roots {
-		if root.BasicConstraintsValid && !root.IsCA || !root.BasicConstraintsValid && root.Version >= 3 {
+		if !isAuthority(root) {
 			return fmt.Errorf("the root %q is not the certificate of an authority", root.Subject)
+		}
+	}
+	return nil
+}
+
+func isAuthority(c *x509.Certificate) bool {
+	if c.BasicConstraintsValid {
+		return c.IsCA
+	}
+	return c.Version < 3
+}
+
+// checkRoots refuses roots that an authority has signed for somebody else than an authority: most likely one stands where
+// its authority's should. Envoy would trust it, and no other that the authority has signed. One that is signed by itself is
+// meant to stand alone.
+func checkRoots(roots []*x509.Certificate) error {
+	for _, root := range roots {
+		if !isAuthority(root) && !bytes.Equal(root.RawIssuer, root.RawSubject) {
+			return fmt.Errorf("the root %q with the serial number %x is not the certificate of an authority, so that no other leads to it: "+
+				"put that of the authority %q in its place, which has signed it", root.Subject, root.SerialNumber, root.Issuer)
 		}
 	}
 	return nil

@@ -229,6 +229,9 @@ func (s *WorkloadSource) check(leaf *x509.Certificate, others, roots []*x509.Cer
 	if _, err := leaf.Verify(options); err != nil {
 		return fmt.Errorf("the certificate does not lead to a root of its bundle: %w", err)
 	}
+	if err := checkRoots(roots); err != nil {
+		return fmt.Errorf("the bundle: %w", err)
+	}
 	return nil
 }
 
@@ -245,6 +248,9 @@ func (m *Material) federate(own []*x509.Certificate, bundles map[string][]byte) 
 			return err
 		}
 		roots, err := x509.ParseCertificates(bundles[id])
+		if err == nil {
+			err = checkRoots(roots)
+		}
 		if err != nil {
 			return fmt.Errorf("the bundle of %s: %w", id, err)
 		}

@@ -1,0 +1,36 @@
+package agent
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+// Whoever makes a certificate chooses its subject, and is not to write what he likes to the terminal.
+func TestCertShowsForeignBytesEscaped(t *testing.T) {
+	t.Parallel()
+	const foreign = "CN=a\x1b]0;title\a\r\nroot\t\u202ex\u009bé"
+	const shown = `CN=a\x1b]0;title\a\r\nroot\t\u202ex\u009bé`
+	r := certificateReport{OK: true, Reason: foreign, Remedy: foreign, Certificates: []sds.CertificateInfo{{
+		Name: "file-root:" + foreign, Subject: foreign, Source: foreign, Chain: []sds.ChainLink{{Subject: foreign, Issuer: foreign}},
+	}}}
+	var out bytes.Buffer
+	table := tabwriter.NewWriter(&out, 0, 4, 2, ' ', 0)
+	r.table(table, time.Now())
+	if err := table.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.printRest(&out); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), shown); n != 9 {
+		t.Errorf("it is shown %d times as it should:\n%q", n, out.String())
+	}
+	if strings.ContainsAny(out.String(), "\x1b\a\r\t\u202e\u009b") || strings.Count(out.String(), "\n") != 5 {
+		t.Errorf("foreign bytes reach the terminal:\n%q", out.String())
+	}
+}
