@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -33,6 +34,7 @@ var shortLived = map[string]string{"SECRET_TTL": "40s", "SECRET_GRACE_PERIOD_RAT
 type certificate struct {
 	Name      string    `json:"name"`
 	Serial    string    `json:"serial"`
+	Issuer    string    `json:"issuer"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
 }
@@ -125,6 +127,63 @@ func TestAuthorityThatFailsLosesNoRequest(t *testing.T) {
 		stop := m.lie()
 		return func() { stop(); m.planes[0] = m.start(m.inside[0]) }
 	})
+	m.under("swapped for another", func() {
+		first := m.certificates()[m.client].Issuer
+		m.planes[0].kill()
+		stop := m.inPlace(newSuccessor(t, m.root()))
+		m.signedBy("CN=successor")
+		stop()
+		m.planes[0] = m.start(m.inside[0])
+		m.signedBy(first)
+	})
+}
+
+// signedBy waits until all agents serve a certificate of the issuer's.
+func (m *mesh) signedBy(issuer string) {
+	m.t.Helper()
+	for _, p := range []*pod{m.pods[0], m.client} {
+		testenv.Eventually(m.t, p.name+" has a certificate of "+issuer, func() error {
+			c, reason, err := p.certificate(m.t)
+			if err == nil && (c.Issuer != issuer || reason != "") {
+				err = fmt.Errorf("it has one of %s: %s", c.Issuer, reason)
+			}
+			return err
+		})
+	}
+}
+
+// successor is an authority with a root of its own, which its predecessor has signed, so that who has not yet heard of it
+// lets its workloads in.
+type successor struct {
+	securityv1.UnimplementedIstioCertificateServiceServer
+	t     testing.TB
+	own   *testpki.Authority
+	below *x509.Certificate // its own key under the predecessor's root
+}
+
+func newSuccessor(t testing.TB, old *testpki.Authority) *successor {
+	s := &successor{t: t, own: testpki.New(t, "successor")}
+	s.below = old.Sign(t, &x509.Certificate{Subject: s.own.Cert.Subject, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign},
+		s.own.Key.Public())
+	return s
+}
+
+func (s *successor) CreateCertificate(_ context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
+	csr, err := parseRequest(r)
+	if err != nil {
+		return nil, err
+	}
+	end := time.Now().Add(time.Duration(r.ValidityDuration) * time.Second)
+	chain := signed(s.t, s.own, &x509.Certificate{URIs: csr.URIs, NotAfter: end, KeyUsage: x509.KeyUsageDigitalSignature}, csr.PublicKey)
+	return &securityv1.IstioCertificateResponse{CertChain: []string{chain[0], string(testpki.PEM(s.below)), chain[1]}}, nil
+}
+
+func parseRequest(r *securityv1.IstioCertificateRequest) (*x509.CertificateRequest, error) {
+	block, _ := pem.Decode([]byte(r.Csr))
+	if block == nil {
+		return nil, errors.New("the request holds no PEM")
+	}
+	return x509.ParseCertificateRequest(block.Bytes)
 }
 
 // outageOf has the authority fail under traffic until all agents have noticed.
@@ -180,8 +239,7 @@ type madAuthority struct {
 }
 
 func (a *madAuthority) CreateCertificate(_ context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
-	block, _ := pem.Decode([]byte(r.Csr))
-	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	csr, err := parseRequest(r)
 	if err != nil {
 		return nil, err
 	}
@@ -193,18 +251,25 @@ func (a *madAuthority) CreateCertificate(_ context.Context, r *securityv1.IstioC
 	return &securityv1.IstioCertificateResponse{CertChain: lies[next].answer(a.t, a.root, csr)}, nil
 }
 
-// lie has an authority in the first one's place tell all lies to all agents, until stop is called. It has the true
-// authority's key.
-func (m *mesh) lie() (stop func()) {
+// inPlace serves an authority in the first one's place, with that one's certificate, until stop is called.
+func (m *mesh) inPlace(authority securityv1.IstioCertificateServiceServer) (stop func()) {
 	m.t.Helper()
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(m.authority.ServerTLS(m.inside[0].String()))), grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.WaitForHandlers(true))
-	securityv1.RegisterIstioCertificateServiceServer(server, &madAuthority{t: m.t, root: m.root(), told: map[string]int{}})
+	securityv1.RegisterIstioCertificateServiceServer(server, authority)
 	listener := m.listen()
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = server.Serve(listener) }()
 	stop = sync.OnceFunc(func() { server.Stop(); <-ended })
 	m.t.Cleanup(stop)
+	return stop
+}
+
+// lie has an authority in the first one's place tell all lies to all agents, until stop is called. It has the true
+// authority's key.
+func (m *mesh) lie() (stop func()) {
+	m.t.Helper()
+	stop = m.inPlace(&madAuthority{t: m.t, root: m.root(), told: map[string]int{}})
 	held := m.certificates()
 	for p, old := range held {
 		testenv.Eventually(m.t, p.name+" has heard all lies", func() error {
