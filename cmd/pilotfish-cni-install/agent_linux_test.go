@@ -243,6 +243,21 @@ func TestPodIsRedirectedThroughWhatTheAgentInstalled(t *testing.T) {
 	}
 }
 
+// An agent may ask the API server as somebody else, who may do more than the plugin should.
+func TestPluginAsksAsTheServiceAccountWhoeverTheAgentAsksAs(t *testing.T) {
+	h := newHost(t)
+	h.api.Shorten(0)
+	h.write("sa/token", "of-the-service-account")
+	h.write("kubeconfig", fmt.Sprintf(`{"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+"clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority": "sa/ca.crt"}}], "users": [{"name": "u", "user": {"token": %q}}]}`, h.api.URL, kubetest.Token))
+	h.env["KUBECONFIG"] = h.path("kubeconfig")
+	h.start()
+	text, err := os.ReadFile(h.path("run/istio-cni-kubeconfig"))
+	if err != nil || !strings.Contains(string(text), "of-the-service-account") || strings.Contains(string(text), kubetest.Token) {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
 func TestPodThatTheAPIServerDoesNotKnowDoesNotStart(t *testing.T) {
 	h := newHost(t)
 	h.start()

@@ -119,7 +119,7 @@ func newInstaller(s *settings, api *kube.Client, metrics *node.Metrics, logger *
 		Results: s.resultsDir, Logger: logger,
 	}
 	if api != nil {
-		c.Token = kube.NewLastingToken(api, nil, logger).Token
+		c.Token = kube.NewLastingToken(api, c.TokenFile, nil, logger).Token
 	}
 	if metrics != nil {
 		c.Tell = func(result string) { metrics.Installs.WithLabelValues(result).Inc() }

@@ -60,19 +60,26 @@ func (in *Installer) Health() health.Condition {
 }
 
 // Install brings everything to where it should be, and says whether anything had to change. It may be repeated. When a
-// step fails what was done is taken back, so that the node is as it was. That there is no primary plugin yet, or that a
-// file before it cannot be read, is an error after which the rest stays.
+// step fails what was done is taken back, so that the node is as it was. That there is no primary plugin yet, that a file
+// before it cannot be read, or that a kubeconfig that is there cannot be renewed, is an error after which the rest stays.
 func (in *Installer) Install() (changed bool, err error) {
 	done := &changes{disk: in.disk}
 	result, err := in.steps(done)
 	changed = len(done.done) > 0
-	if err == nil || errors.Is(err, errNoNetwork) || errors.Is(err, errShadowed) {
+	if err == nil || restStays(err) {
 		done.keep()
 	} else if undone := done.undo(); undone != nil {
 		err = errors.Join(err, undone)
 	}
 	in.tell(result, err, changed)
 	return changed, err
+}
+
+// errNotRenewed says that the kubeconfig is that of before.
+var errNotRenewed = errors.New("that of before stays")
+
+func restStays(err error) bool {
+	return errors.Is(err, errNoNetwork) || errors.Is(err, errShadowed) || errors.Is(err, errNotRenewed)
 }
 
 func (in *Installer) steps(done *changes) (result string, err error) {
@@ -82,11 +89,39 @@ func (in *Installer) steps(done *changes) (result string, err error) {
 	if err := in.binaries(done); err != nil {
 		return resultBinary, fmt.Errorf("installing the plugin's binary: %w", err)
 	}
+	if in.hasCredentials() {
+		return in.repair(done)
+	}
 	if err := in.credentials(done); err != nil {
 		return resultKubeconfig, fmt.Errorf("writing the plugin's kubeconfig: %w", err)
 	}
 	if err := in.configuration(done); err != nil {
 		return resultConfig, fmt.Errorf("putting the plugin into the CNI configuration: %w", err)
+	}
+	return resultSuccess, nil
+}
+
+// hasCredentials says that there is a kubeconfig that this installer wrote, or found to be right.
+func (in *Installer) hasCredentials() bool {
+	_, err := os.Stat(in.config.Kubeconfig)
+	return in.known != nil && err == nil
+}
+
+// repair puts the plugin back before it renews its kubeconfig: pods start without the plugin meanwhile, and a token may have
+// to be waited for.
+func (in *Installer) repair(done *changes) (result string, err error) {
+	conf := in.configuration(done)
+	if conf != nil {
+		conf = fmt.Errorf("putting the plugin into the CNI configuration: %w", conf)
+		if !restStays(conf) {
+			return resultConfig, conf
+		}
+	}
+	if err := in.credentials(done); err != nil {
+		return resultKubeconfig, errors.Join(fmt.Errorf("writing the plugin's kubeconfig: %w: %w", errNotRenewed, err), conf)
+	}
+	if conf != nil {
+		return resultConfig, conf
 	}
 	return resultSuccess, nil
 }

@@ -3,6 +3,8 @@ package install
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -90,11 +92,27 @@ func (in *Installer) truce(ctx context.Context, wait time.Duration) error {
 		case <-over.C:
 			return nil
 		case <-look.C:
-			if n, err := primary(in.config.ConfDir, in.config.ConfName); !absent && in.config.Mode == Chained && err == nil && n.ours() == nil {
+			if !absent && in.takenOut() {
 				return nil
 			}
 		}
 	}
+}
+
+// takenOut says that what runtimes take is without the plugin.
+func (in *Installer) takenOut() bool {
+	if in.config.Mode == Standalone {
+		return false
+	}
+	n, err := primary(in.config.ConfDir, in.config.ConfName)
+	if err != nil || n.ours() != nil {
+		return false
+	}
+	if in.config.Mode == Chained {
+		return true
+	}
+	_, err = os.Stat(filepath.Join(in.config.ConfDir, n.name(), dropInName))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // watch hears of changes of the files.

@@ -145,3 +145,67 @@ func TestEveryFighterHasAName(t *testing.T) {
 		t.Error("nobody")
 	}
 }
+
+func TestPluginIsPutBackBeforeItsTokenIsWaitedFor(t *testing.T) {
+	n := newNode(t, "10-podnet.conflist", bridgeList)
+	asked, answer := make(chan struct{}), make(chan error)
+	first := true
+	in := n.installer(func(c *Config) {
+		c.Token = func() (string, error) {
+			if first {
+				first = false
+				return "token-1", nil
+			}
+			close(asked)
+			return "token-2", <-answer
+		}
+	})
+	if _, err := in.Install(); err != nil {
+		t.Fatal(err)
+	}
+	n.write("net.d/10-podnet.conflist", bridgeList)
+	ended := make(chan error)
+	go func() {
+		_, err := in.Install()
+		ended <- err
+	}()
+	<-asked
+	if !n.installed() {
+		t.Error("pods start without the plugin until the API server answers")
+	}
+	answer <- errors.New("no answer")
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "no answer") || in.Health().OK {
+		t.Errorf("%v", err)
+	}
+	if text, _ := os.ReadFile(n.path("run/kubeconfig")); !n.installed() || !strings.Contains(string(text), "token-1") {
+		t.Errorf("what was put back is taken out again, or the kubeconfig is lost: %s", text)
+	}
+}
+
+func TestTruceAboutSomethingElseEndsWhenThePluginIsTakenOut(t *testing.T) {
+	for mode, take := range map[Mode]func(*node){
+		Chained: func(n *node) { n.write("net.d/10-podnet.conflist", bridgeList) },
+		DropIn: func(n *node) {
+			if err := os.Remove(n.path("net.d/podnet/" + dropInName)); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, "10-podnet.conflist", bridgeList)
+			in := n.install(func(c *Config) { c.Mode, c.Settle = mode, time.Millisecond })
+			in.absent = false // it is about something else
+			ended := make(chan error, 1)
+			go func() { ended <- in.truce(t.Context(), time.Hour) }()
+			take(n)
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(30 * time.Second):
+				t.Fatal("pods start without the plugin until the truce is over")
+			}
+		})
+	}
+}

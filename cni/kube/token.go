@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -16,113 +17,151 @@ import (
 const (
 	// tokenLife is what is asked for: a node without its agent can start pods for so long.
 	tokenLife = 24 * time.Hour
-	// tokenTime bounds the question, and tokenPause is between two that were in vain.
-	tokenTime, tokenPause = 5 * time.Second, 20 * time.Second
+	// tokenTime bounds the question. tokenPause is between two that were in vain, each time twice as long, up to longestPause.
+	tokenTime, tokenPause, longestPause = 5 * time.Second, 20 * time.Second, 10 * time.Minute
 )
 
 // LastingToken is a token of the service account that a pod runs as, which outlives the pod: the pod's own is refused as
 // soon as the pod is gone. Its methods may be called concurrently.
 type LastingToken struct {
 	client *Client
-	own    func() (string, error) // the pod's own
+	file   string // the pod's own
 	now    func() time.Time
 	logger *slog.Logger
 
-	mu           sync.Mutex
-	token        string
-	renew, until time.Time
-	next         time.Time // of the next question after one in vain
-	told         string
+	mu    sync.Mutex
+	token string
+	of    account
+	given time.Time
+	life  time.Duration
+	tried time.Time // when it was asked in vain
+	pause time.Duration
+	told  string
 }
 
-// NewLastingToken asks as the client, whose token has to be that of a service account; nothing is asked yet. now may be nil.
-func NewLastingToken(c *Client, now func() time.Time, logger *slog.Logger) *LastingToken {
+// NewLastingToken asks, as the client, for tokens of the service account whose own is in the file; nothing is asked yet. now
+// may be nil.
+func NewLastingToken(c *Client, file string, now func() time.Time, logger *slog.Logger) *LastingToken {
 	if now == nil {
 		now = time.Now
 	}
-	return &LastingToken{client: c, own: c.bearer, now: now, logger: logger}
+	return &LastingToken{client: c, file: file, now: now, logger: logger, pause: tokenPause}
 }
 
-// Token gives the token, which is renewed when half of its life is over. Where the API server gives none, it is the pod's
-// own.
+// Token gives the token, which is renewed when half of its life is over, or when the account has been made anew. Where the
+// API server gives none, it is the pod's own.
 func (l *LastingToken) Token() (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
-	if !now.Before(l.renew) && !now.Before(l.next) {
-		l.ask(now)
+	own, err := readFile(l.file)
+	if err != nil {
+		return "", err
 	}
-	if l.token != "" && now.Before(l.until) {
+	text := strings.TrimSpace(string(own))
+	if text == "" {
+		return "", fmt.Errorf("%s is empty", l.file)
+	}
+	// By the clock on the wall: the other one stands still while a machine sleeps.
+	now := l.now().Round(0)
+	of, err := accountOf(text)
+	if l.due(now, of) {
+		l.ask(now, of, err)
+	}
+	if l.token != "" && l.of == of && now.Sub(l.given) < l.life {
 		return l.token, nil
 	}
-	return l.own()
+	return text, nil
 }
 
-func (l *LastingToken) ask(now time.Time) {
+// due says whether it is time to ask. A clock that was put back says nothing of how long ago something was.
+func (l *LastingToken) due(now time.Time, of account) bool {
+	if since := now.Sub(l.tried); since >= 0 && since < l.pause {
+		return false
+	}
+	age := now.Sub(l.given)
+	return l.token == "" || l.of != of || age < 0 || age >= l.life/2
+}
+
+func (l *LastingToken) ask(now time.Time, of account, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), tokenTime, fmt.Errorf("no answer within %v", tokenTime))
 	defer cancel()
-	token, until, err := l.client.newToken(ctx, tokenLife)
-	if err == nil && !until.After(now) {
-		err = fmt.Errorf("the API server gave a token that ended at %v", until)
+	var token string
+	var life time.Duration
+	if err == nil {
+		token, life, err = l.client.newToken(ctx, of, now)
 	}
-	if err != nil {
-		l.next = now.Add(tokenPause)
-		if l.told != err.Error() {
-			l.told = err.Error()
-			l.logger.Warn("the plugin has no token of its own, or cannot have the next: once this agent is gone it cannot ask for pods", "error", err,
-				"remedy", "give the service account the right to create serviceaccounts/token of its own, as the manifest does")
-		}
+	if err == nil {
+		l.token, l.of, l.given, l.life, l.tried, l.pause, l.told = token, of, now, life, time.Time{}, tokenPause, ""
 		return
 	}
-	l.token, l.until, l.renew, l.told = token, until, now.Add(until.Sub(now)/2), ""
+	if !l.tried.IsZero() {
+		l.pause = min(2*l.pause, longestPause)
+	}
+	l.tried = now
+	if l.told != err.Error() {
+		l.told = err.Error()
+		l.logger.Warn("the plugin has no token of its own, or cannot have the next: once this agent is gone it cannot ask for pods", "error", err,
+			"remedy", "give the service account the right to create serviceaccounts/token of its own, as the manifest does")
+	}
 }
 
-// newToken asks for a token of the service account that the client is, bound to nothing.
-func (c *Client) newToken(ctx context.Context, life time.Duration) (token string, until time.Time, err error) {
-	own, err := c.bearer()
-	if err != nil {
-		return "", time.Time{}, err
-	}
-	namespace, name, err := accountOf(own)
-	if err != nil {
-		return "", time.Time{}, err
-	}
+// newToken asks for a token of a service account, bound to nothing. How long it lives is told as a duration too, which is
+// right whatever the clock of this node says.
+func (c *Client) newToken(ctx context.Context, of account, now time.Time) (token string, life time.Duration, err error) {
 	request := map[string]any{
 		"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-		"spec": map[string]any{"expirationSeconds": int64(life / time.Second)},
+		"spec": map[string]any{"expirationSeconds": int64(tokenLife / time.Second)},
 	}
 	var answer struct {
+		Spec struct {
+			ExpirationSeconds int64 `json:"expirationSeconds"`
+		} `json:"spec"`
 		Status struct {
 			Token               string    `json:"token"`
 			ExpirationTimestamp time.Time `json:"expirationTimestamp"`
 		} `json:"status"`
 	}
-	path := "/api/v1/namespaces/" + url.PathEscape(namespace) + "/serviceaccounts/" + url.PathEscape(name) + "/token"
+	path := "/api/v1/namespaces/" + url.PathEscape(of.namespace) + "/serviceaccounts/" + url.PathEscape(of.name) + "/token"
 	if err := c.call(ctx, http.MethodPost, path, "application/json", request, &answer, maxFile); err != nil {
-		return "", time.Time{}, fmt.Errorf("asking for a token of service account %s/%s: %w", namespace, name, err)
+		return "", 0, fmt.Errorf("asking for a token of service account %s/%s: %w", of.namespace, of.name, err)
 	}
-	if answer.Status.Token == "" {
-		return "", time.Time{}, fmt.Errorf("asking for a token of service account %s/%s: the answer has none", namespace, name)
+	life = answer.Status.ExpirationTimestamp.Sub(now)
+	if seconds := answer.Spec.ExpirationSeconds; seconds > 0 {
+		life = time.Duration(min(seconds, int64(tokenLife/time.Second))) * time.Second
 	}
-	return answer.Status.Token, answer.Status.ExpirationTimestamp, nil
+	switch {
+	case answer.Status.Token == "":
+		return "", 0, fmt.Errorf("asking for a token of service account %s/%s: the answer has none", of.namespace, of.name)
+	case life <= 0:
+		return "", 0, fmt.Errorf("asking for a token of service account %s/%s: it ended at %v", of.namespace, of.name, answer.Status.ExpirationTimestamp)
+	}
+	return answer.Status.Token, min(life, tokenLife), nil
 }
 
+// account is a service account. One that was made anew has another UID, and tokens of the one before are worth nothing.
+type account struct{ namespace, name, uid string }
+
 // accountOf reads whose token it is. Whether it is good is the API server's affair.
-func accountOf(token string) (namespace, name string, err error) {
+func accountOf(token string) (account, error) {
 	var claims struct {
-		Subject string `json:"sub"`
+		Subject    string `json:"sub"`
+		Kubernetes struct {
+			ServiceAccount struct {
+				UID string `json:"uid"`
+			} `json:"serviceaccount"`
+		} `json:"kubernetes.io"`
 	}
-	parts := strings.Split(token, ".")
-	if len(parts) == 3 {
+	var err error
+	if parts := strings.Split(token, "."); len(parts) == 3 {
 		var text []byte
 		if text, err = base64.RawURLEncoding.DecodeString(parts[1]); err == nil {
 			err = json.Unmarshal(text, &claims)
 		}
 	}
-	account, is := strings.CutPrefix(claims.Subject, "system:serviceaccount:")
-	namespace, name, two := strings.Cut(account, ":")
+	subject, is := strings.CutPrefix(claims.Subject, "system:serviceaccount:")
+	namespace, name, two := strings.Cut(subject, ":")
 	if err != nil || !is || !two || namespace == "" || name == "" || strings.Contains(name, ":") {
-		return "", "", fmt.Errorf("the token of this agent is none of a service account, so that there is no other to be asked for")
+		return account{}, errors.New("the token of this agent is none of a service account, so that there is no other to be asked for")
 	}
-	return namespace, name, nil
+	return account{namespace, name, claims.Kubernetes.ServiceAccount.UID}, nil
 }

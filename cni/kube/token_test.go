@@ -2,7 +2,10 @@ package kube_test
 
 import (
 	"bytes"
+	"encoding/base64"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,8 +17,22 @@ import (
 // lasting is a token, and a clock for it that is ahead.
 func lasting(t *testing.T, server *kubetest.Server) (token func() string, ahead *time.Duration, log *bytes.Buffer) {
 	t.Helper()
+	file := filepath.Join(t.TempDir(), "token")
+	writeToken(t, file, kubetest.Token+"\n")
+	return lastingIn(t, server.Client(t), file)
+}
+
+func writeToken(t *testing.T, file, token string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func lastingIn(t *testing.T, client *kube.Client, file string) (token func() string, ahead *time.Duration, log *bytes.Buffer) {
+	t.Helper()
 	ahead, log = new(time.Duration), &bytes.Buffer{}
-	l := kube.NewLastingToken(server.Client(t), func() time.Time { return time.Now().Add(*ahead) }, slog.New(slog.NewTextHandler(log, nil)))
+	l := kube.NewLastingToken(client, file, func() time.Time { return time.Now().Add(*ahead) }, slog.New(slog.NewTextHandler(log, nil)))
 	return func() string {
 		t.Helper()
 		token, err := l.Token()
@@ -85,5 +102,64 @@ func TestPodsOwnTokenIsTakenWhereTheRightToAnotherIsMissing(t *testing.T) {
 	}
 	if strings.Contains(log.String(), "signature") {
 		t.Error("the token is in the log")
+	}
+}
+
+func TestTokenIsRenewedInTimeWhateverTheClockSays(t *testing.T) {
+	for name, wrong := range map[string]time.Duration{"a month behind": -30 * 24 * time.Hour, "a month ahead": 30 * 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			server := kubetest.New(t)
+			token, ahead, log := lasting(t, server)
+			*ahead = wrong
+			if got := token(); got != "lasting-1" {
+				t.Fatalf("%s: %s", got, log)
+			}
+			*ahead += 31 * time.Minute
+			if got := token(); got != "lasting-2" {
+				t.Errorf("after half of its life: %s", got)
+			}
+			*ahead = 0
+			if got := token(); !strings.HasPrefix(got, "lasting-") {
+				t.Errorf("when the clock was put right: %s", got)
+			}
+			*ahead = 31 * time.Minute
+			if got := token(); got != "lasting-3" && got != "lasting-4" {
+				t.Errorf("half of its life after the clock was put right: %s", got)
+			}
+		})
+	}
+}
+
+func TestQuestionsInVainBecomeFewer(t *testing.T) {
+	server := kubetest.New(t)
+	server.Shorten(0)
+	token, ahead, _ := lasting(t, server)
+	for range 2 * 60 * 24 { // every half a minute, as it is in an agent
+		token()
+		*ahead += 30 * time.Second
+	}
+	if asked := server.Asked("POST", kubetest.TokenPath); asked < 100 || asked > 160 {
+		t.Errorf("asked %d times in a day", asked)
+	}
+}
+
+func TestTokenIsOfTheAgentsServiceAccountWhoeverAsks(t *testing.T) {
+	server := kubetest.New(t)
+	file := filepath.Join(t.TempDir(), "token")
+	own := "e30." + base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"system:serviceaccount:pilotfish-system:pilotfish-cni","kubernetes.io":{"serviceaccount":{"uid":"1"}}}`)) + ".own"
+	writeToken(t, file, own)
+	token, ahead, _ := lastingIn(t, server.Client(t), file)
+	if got := token(); got != "lasting-1" {
+		t.Errorf("%s", got)
+	}
+	other := "e30." + base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"system:serviceaccount:pilotfish-system:pilotfish-cni","kubernetes.io":{"serviceaccount":{"uid":"2"}}}`)) + ".own"
+	writeToken(t, file, other)
+	if got := token(); got != "lasting-2" {
+		t.Errorf("of an account that was made anew: %s", got)
+	}
+	server.Shorten(0)
+	*ahead = 25 * time.Hour
+	if got := token(); got != other {
+		t.Errorf("the token of whoever asks is handed on: %s", got)
 	}
 }

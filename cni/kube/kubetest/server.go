@@ -213,7 +213,7 @@ func (s *Server) giveToken(w http.ResponseWriter, r *http.Request) {
 	}
 	s.tokens = append(s.tokens, fmt.Sprintf("lasting-%d", len(s.tokens)+1))
 	w.WriteHeader(http.StatusCreated)
-	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "TokenRequest", "status": map[string]any{
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "TokenRequest", "spec": map[string]any{"expirationSeconds": int64(life / time.Second)}, "status": map[string]any{
 		"token": s.tokens[len(s.tokens)-1], "expirationTimestamp": time.Now().Add(life).UTC().Format(time.RFC3339)}})
 }
 
