@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 )
@@ -22,6 +23,26 @@ type ForeignChain struct {
 type Named struct {
 	Port    uint16
 	Address netip.Addr
+}
+
+// PortsOfExtension are the destination ports that a match of iptables names, of ranges the first, from its data as the kernel
+// has it: of tcp and udp (struct xt_tcp, struct xt_udp), and multiport (struct xt_multiport_v1).
+func PortsOfExtension(match string, data []byte) (all []uint16) {
+	port := func(i int) uint16 { return binary.NativeEndian.Uint16(data[i:]) }
+	switch {
+	case (match == "tcp" || match == "udp") && len(data) >= 8: // two ports of the source come before
+		if first, last := port(4), port(6); first != 0 || last != 65535 {
+			all = append(all, first)
+		}
+	case match == "multiport" && len(data) >= 48 && data[0] != 0: // 0 is the source's ports
+		const ports, ranges, most = 2, 32, 15
+		for i := 0; i < min(int(data[1]), most); i++ {
+			if i == 0 || data[ranges+i-1] == 0 { // else it is the last of a range
+				all = append(all, port(ports+2*i))
+			}
+		}
+	}
+	return all
 }
 
 func (c ForeignChain) String() string {

@@ -73,9 +73,7 @@ func (t *legacyTable) foreign(at legacyLayout, table string) (all []iptables.For
 				count[hook]++
 			}
 		}
-		if n := namedBy(at, entry); n != (iptables.Named{}) {
-			named = append(named, n)
-		}
+		named = append(named, namedBy(at, entry)...)
 	})
 	for hook, name := range legacyHooks {
 		if t.hooks&(1<<hook) != 0 && (count[hook] > 0 || drops[hook]) {
@@ -106,11 +104,12 @@ func policyDrops(at legacyLayout, entry []byte) bool {
 	return target+extensionData+4 <= len(entry) && binary.NativeEndian.Uint32(entry[target+extensionData:]) == drop
 }
 
-// namedBy is the destination that a rule names.
-func namedBy(at legacyLayout, entry []byte) (n iptables.Named) {
+// namedBy are the destinations that a rule names.
+func namedBy(at legacyLayout, entry []byte) (all []iptables.Named) {
+	var address netip.Addr
 	mask := entry[at.destination+2*at.size:][:at.size]
 	if a, ok := netip.AddrFromSlice(entry[at.destination:][:at.size]); ok && len(bytes.Trim(mask, "\x00")) > 0 {
-		n.Address = a
+		address = a
 	}
 	end := min(int(binary.NativeEndian.Uint16(entry[at.targetOffset:])), len(entry))
 	for left := entry[at.matches:max(at.matches, end)]; len(left) >= extensionData; {
@@ -118,19 +117,14 @@ func namedBy(at legacyLayout, entry []byte) (n iptables.Named) {
 		if size < extensionData || size > len(left) {
 			break
 		}
-		n.Port = max(n.Port, portOfExtension(left[:size]))
+		name, _, _ := bytes.Cut(left[extensionName:][:extensionRoom], []byte{0})
+		for _, port := range iptables.PortsOfExtension(string(name), left[extensionData:size]) {
+			all = append(all, iptables.Named{Port: port, Address: address})
+		}
 		left = left[size:]
 	}
-	return n
-}
-
-// portOfExtension is the first destination port that the matches tcp and udp name: two ports of the source come before.
-func portOfExtension(match []byte) uint16 {
-	name, _, _ := bytes.Cut(match[extensionName:][:extensionRoom], []byte{0})
-	if data := match[extensionData:]; (string(name) == "tcp" || string(name) == "udp") && len(data) >= 8 {
-		if first, last := binary.NativeEndian.Uint16(data[4:]), binary.NativeEndian.Uint16(data[6:]); first != 0 || last != 65535 {
-			return first
-		}
+	if len(all) == 0 && address.IsValid() {
+		all = append(all, iptables.Named{Address: address})
 	}
-	return 0
+	return all
 }

@@ -19,6 +19,7 @@ func TestRulesOfOthersByIPTablesLegacyAreToldOf(t *testing.T) {
 	}
 	for _, line := range []string{
 		"iptables-legacy -A OUTPUT -d 10.96.0.10 -p tcp --dport 443 -j DROP", "iptables-legacy -A OUTPUT -p udp --dport 5000:6000 -j DROP",
+		"iptables-legacy -A OUTPUT -p tcp -m multiport --dports 80,8000:8010,9000 -j DROP", "iptables-legacy -A OUTPUT -p tcp -m multiport --sports 7000 -j DROP",
 		"ip6tables-legacy -P INPUT DROP", "ip6tables-legacy -t mangle -A PREROUTING -d fd00::7 -j ACCEPT",
 		"iptables-legacy -t nat -N PILOTFISH_OUTPUT", "iptables-legacy -t nat -A OUTPUT -j PILOTFISH_OUTPUT",
 	} {
@@ -33,7 +34,7 @@ func TestRulesOfOthersByIPTablesLegacyAreToldOf(t *testing.T) {
 		told[c.String()] = c.Named
 	}
 	for chain, named := range map[string]string{
-		"chain OUTPUT of table ip filter of iptables-legacy (hook output, priority 0) has 2 rules":                     "[{443 10.96.0.10} {5000 invalid IP}]",
+		"chain OUTPUT of table ip filter of iptables-legacy (hook output, priority 0) has 4 rules":                     "[{443 10.96.0.10} {5000 invalid IP} {80 invalid IP} {8000 invalid IP} {9000 invalid IP}]",
 		"chain INPUT of table ip6 filter of iptables-legacy (hook input, priority 0) has 0 rules, and the policy drop": "[]",
 		"chain PREROUTING of table ip6 mangle of iptables-legacy (hook prerouting, priority -150) has 1 rule":          "[{0 fd00::7}]",
 	} {

@@ -150,18 +150,9 @@ func destination(p expr.Payload, value []byte) (a netip.Addr, ok bool) {
 	return netip.AddrFromSlice(append(slices.Clone(value), make([]byte, size-len(value))...))
 }
 
-// portOfMatch reads the first destination port of the matches tcp and udp: two ports of the source, two of the destination.
 func portOfMatch(e kernelExpr) []uint16 {
 	a := parse(e.data)
-	info := a.get(unix.NFTA_MATCH_INFO)
-	if name := a.text(unix.NFTA_MATCH_NAME); (name != "tcp" && name != "udp") || len(info) < 8 {
-		return nil
-	}
-	first, last := binary.NativeEndian.Uint16(info[4:]), binary.NativeEndian.Uint16(info[6:])
-	if first == 0 && last == 65535 {
-		return nil
-	}
-	return []uint16{first}
+	return iptables.PortsOfExtension(a.text(unix.NFTA_MATCH_NAME), a.get(unix.NFTA_MATCH_INFO))
 }
 
 // compared are values that a condition names: the first of a range, and some of a set.

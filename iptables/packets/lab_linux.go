@@ -199,6 +199,9 @@ func (s *session) prepare(a *attempt) error {
 		if err := enter(int(s.ns.Fd())); err != nil {
 			return err
 		}
+		if broadcast(a.packet.Destination) {
+			return fmt.Errorf("%s: %w", a.packet.Destination.Addr(), ErrBroadcast)
+		}
 		return as(a.packet.UID, a.packet.GID, func() error { return a.open(s.source(a.packet)) })
 	})
 }

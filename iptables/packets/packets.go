@@ -79,6 +79,9 @@ var ErrHeld = errors.New("a port that the packet may arrive at is another proces
 // ErrNoRoute is returned for packets that no way leads out for.
 var ErrNoRoute = errors.New("the namespace has no route there")
 
+// ErrBroadcast is returned for packets to an address of all on a network, which nobody connects to.
+var ErrBroadcast = errors.New("the address is that of all on a network, and nobody connects to it")
+
 // ErrNoSuchFamily is returned for packets of a family that the namespace has not.
 var ErrNoSuchFamily = errors.New("the namespace has no addresses of this family, and takes none")
 

@@ -116,11 +116,31 @@ func (s *Sockets) open(a *attempt) error {
 		if err := enter(int(s.ns.Fd())); err != nil {
 			return err
 		}
+		if broadcast(a.packet.Destination) {
+			return fmt.Errorf("%s: %w", a.packet.Destination.Addr(), ErrBroadcast)
+		}
 		if err := routed(a.packet.Destination); err != nil {
 			return err
 		}
 		return as(a.packet.UID, a.packet.GID, func() error { return a.open(a.packet.Source) })
 	})
+}
+
+var everywhere = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// broadcast asks the kernel without sending anything: it lets nobody connect to such an address who has not said that he
+// knows what it is. It is called on a thread in the namespace.
+func broadcast(to netip.AddrPort) bool {
+	if !to.Addr().Is4() || to.Addr() == everywhere { // of which the kernel says nothing where it has no route
+		return to.Addr() == everywhere
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return errors.Is(unix.Connect(fd, sockaddr(to)), unix.EACCES) &&
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1) == nil && unix.Connect(fd, sockaddr(to)) == nil
 }
 
 // routed asks for a route without sending anything. It is called on a thread in the namespace.

@@ -21,6 +21,7 @@ func TestForeignRulesForFewDestinationsAreFoundByPackets(t *testing.T) {
 			"10.96.0.10:30123 from uid 10123, gid 10123 does not get through"},
 		"a network, in a chain of its own": {`add table ip x; add chain ip x c; add rule ip x c ip daddr 10.96.0.0/16 tcp dport 81 drop; add chain ip x o { type filter hook output priority -300; }; add rule ip x o jump c`,
 			"10.96.0.0:81 from uid 10123, gid 10123 does not get through"},
+		"ports of iptables' match multiport": {`iptables-nft -A OUTPUT -p tcp -m multiport --dports 80,8444 -j DROP`, ":8444 from uid 1337, gid 10123 does not get through"},
 		"inbound": {`add table ip x; add chain ip x i { type filter hook prerouting priority -300; }; add rule ip x i tcp dport 9090 drop`,
 			"inbound IPv4 TCP to port 9090 does not get through"},
 		"what the proxy sends": {`add table ip x; add chain ip x o { type filter hook output priority 10; }; add rule ip x o tcp dport 444 drop`,
@@ -43,6 +44,20 @@ func TestForeignRulesForFewDestinationsAreFoundByPackets(t *testing.T) {
 	}
 }
 
+// Firewalls let DHCP by so: nobody connects there, so that nothing is wrong with the redirection.
+func TestAddressesOfAllOnANetworkThatRulesOfOthersNameAreNoFault(t *testing.T) {
+	want := compile(t, nil)
+	ns, b := inForce(t, want)
+	nftRun(t, ns, `add table ip x; add chain ip x o { type filter hook output priority -300; }; add rule ip x o ip daddr { 255.255.255.255, 127.255.255.255 } accept`)
+	r := report(t, ns, b, want)
+	if err := r.Err(); err != nil {
+		t.Error(err)
+	}
+	if told := strings.Join(r.Unproven, "\n"); !strings.Contains(told, "255.255.255.255: the address is that of all on a network") {
+		t.Errorf("that it was not tried is not told: %q", told)
+	}
+}
+
 func TestRulesOfOursByIPTablesAreNotForeign(t *testing.T) {
 	want := compile(t, nil)
 	ns, b := inForce(t, want)
@@ -61,6 +76,9 @@ func nftRun(t *testing.T, ns *testns.Namespace, script string) {
 	t.Helper()
 	err := ns.Within(func() error {
 		cmd := exec.Command("nft", "-f", "-")
+		if words := strings.Fields(script); words[0] == "iptables-nft" {
+			cmd = exec.Command(words[0], words[1:]...)
+		}
 		cmd.Stdin = strings.NewReader(strings.ReplaceAll(script, "; add", "\nadd"))
 		out, err := cmd.CombinedOutput()
 		if err != nil {

@@ -73,7 +73,7 @@ func judge(s sample, e iptables.Explanation, a packets.Arrival) Proof {
 	if e.Decision != nil {
 		p.Rule = e.Decision.ID
 	}
-	for _, unseen := range []error{packets.ErrNotPermitted, packets.ErrNoSuchFamily, packets.ErrHeld, packets.ErrNoRoute} {
+	for _, unseen := range []error{packets.ErrNotPermitted, packets.ErrNoSuchFamily, packets.ErrHeld, packets.ErrNoRoute, packets.ErrBroadcast} {
 		if errors.Is(a.Err, unseen) {
 			p.Got, p.Unproven = "", a.Err.Error()
 			return p
