@@ -52,6 +52,7 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		AppProbes:    status.AppProbes(a.Config.AppProbes),
 		Started:      a.Started,
 		Scraped:      a.settled.afterWork,
+		Answered:     a.settled.afterAnswer,
 		Drain:        a.drainOnStatusPort,
 		Quit:         a.orders.quit.give,
 		NoProfiles:   !a.Config.Profiling,

@@ -20,8 +20,10 @@ const (
 	heapGrowth = 40
 	// forgetAtMost bounds how often the program's pages are given back: it costs some hundred page faults.
 	forgetAtMost = 20 * time.Second
-	// restAfter is how long after a scrape the agent gives back what that took, if no other came.
+	// restAfter is how long after a scrape or a probe the agent gives back what that took, if no other came.
 	restAfter = 2 * time.Second
+	// restAtMost bounds how often it does so for a probe: mapping them again costs a probe a third of a millisecond.
+	restAtMost = 5 * time.Second
 )
 
 // hurry favours speed over memory until settle ends that.
@@ -34,6 +36,7 @@ type settled struct {
 	last  time.Time
 	ready bool
 	rest  *time.Timer // nil until something was worth a rest
+	work  bool        // the rest is to be that after work
 }
 
 // forget gives the pages back, unless that was done lately. It is for moments at which the process is awake: what the
@@ -52,6 +55,22 @@ func (s *settled) forget() {
 func (s *settled) afterWork() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.work = s.ready
+	s.restSoon()
+}
+
+// afterAnswer gives back soon the program's pages that answering something like a probe took: a hundred places all over
+// the program, which are some 7 MB with what the kernel maps around them. Where probes follow each other sooner than that
+// they stay.
+func (s *settled) afterAnswer() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.work && time.Since(s.last) >= restAtMost { // what work took does not wait for the end of probes
+		s.restSoon()
+	}
+}
+
+func (s *settled) restSoon() {
 	switch {
 	case !s.ready:
 	case s.rest == nil:
@@ -62,7 +81,13 @@ func (s *settled) afterWork() {
 }
 
 func (s *settled) giveBack() {
-	debug.FreeOSMemory() // one collection: pools keep what the next scrape uses again
+	s.mu.Lock()
+	worked := s.work
+	s.work = false
+	s.mu.Unlock()
+	if worked {
+		debug.FreeOSMemory() // one collection: pools keep what the next scrape uses again
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ready {

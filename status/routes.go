@@ -38,7 +38,18 @@ func (s *Server) handler() http.Handler {
 	top.Handle("/app-health/", s.app) // whose time is the probe's own
 	top.Handle("/app-lifecycle/", s.app)
 	top.Handle("/", bounded(mux))
-	return withoutBody(top)
+	return withoutBody(s.told(top))
+}
+
+// told has Answered called, also after scrapes, of which Scraped has told before.
+func (s *Server) told(next http.Handler) http.Handler {
+	if s.Answered == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer s.Answered()
+		next.ServeHTTP(w, r)
+	})
 }
 
 // bodyTime is how long a caller may send what nobody here reads.

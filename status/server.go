@@ -43,6 +43,8 @@ type Config struct {
 	Started time.Time
 	// Scraped is called after each scrape that was answered; nil for none.
 	Scraped func()
+	// Answered is called after each request; nil for none.
+	Answered func()
 	// NoProfiles leaves /debug/pprof/ out.
 	NoProfiles bool
 	// Drain begins to drain, Quit ends the agent; both on a POST from loopback.
