@@ -107,11 +107,6 @@ func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 
 // transact makes a batch from the present state and commits it, again if somebody was faster.
 func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, error)) error {
-	if b.cfg.Inject != nil {
-		if err := b.cfg.Inject(step); err != nil {
-			return err
-		}
-	}
 	for range attempts {
 		old, err := c.look(true)
 		if err != nil {
@@ -120,6 +115,11 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 		next, err := make(old)
 		if err != nil || len(next.parts) == 0 {
 			return err
+		}
+		if b.cfg.Inject != nil {
+			if err := b.cfg.Inject(step); err != nil {
+				return err
+			}
 		}
 		if old.exists {
 			// After something was taken away the kernel holds the last one that closes its socket until no processor can see

@@ -72,6 +72,32 @@ func TestAFailedApplyLeavesWhatWasThereBefore(t *testing.T) {
 	}
 }
 
+func TestWhatOthersChangeBetweenLookingAndReplacingIsSeen(t *testing.T) {
+	for name, apply := range map[string]bool{"with rules of ours": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns := testns.New(t)
+			if apply {
+				mustApply(t, backend(t, Config{NetNS: int(ns.Handle)}), compile(t, choices()["all"]))
+			}
+			steps := 0
+			b := backend(t, Config{NetNS: int(ns.Handle), Inject: func(string) error {
+				if steps++; steps == 1 {
+					nftCommand(t, ns, "add table inet pilotfish")
+					nftCommand(t, ns, "add chain inet pilotfish late { type filter hook input priority 0; policy drop; }")
+				}
+				return nil
+			}})
+			want := compile(t, choices()["owners"])
+			mustApply(t, b, want)
+			checkInForce(t, b, want)
+			if steps < 2 {
+				t.Error("it was not looked again")
+			}
+		})
+	}
+}
+
 func TestAFailedCleaningLeavesWhatWasThereBefore(t *testing.T) {
 	ns := testns.New(t)
 	ctx := context.Background()
