@@ -6,10 +6,12 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
+	"time"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
@@ -52,10 +54,13 @@ type Flags struct {
 	Given             map[string]bool
 }
 
+// startPatience is how long a file system is waited for of which it is only asked whether a file is there.
+const startPatience = 3 * time.Second
+
 // Resolve makes the configuration: defaults, then the mesh file, PROXY_CONFIG and the pod's annotation, each over those
 // before it, then variables and flags. What is wrong is refused, all of it at once, with name, value and remedy.
 func Resolve(in Inputs) (*Config, error) {
-	r := &resolver{in: in, env: newEnvironment(in.Env), layers: newLayers(), config: &Config{}}
+	r := &resolver{in: in, env: newEnvironment(in.Env), layers: newLayers(), config: &Config{}, disks: disks.Disks{Patience: startPatience}}
 	if err := r.proxyType(); err != nil {
 		return nil, err
 	}
@@ -95,6 +100,7 @@ type resolver struct {
 	mesh   *meshv1.MeshConfig
 	file   string // the mesh file
 	config *Config
+	disks  disks.Disks // where files of the contract may lie
 }
 
 func (r *resolver) proxyType() error {

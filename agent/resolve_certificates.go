@@ -145,7 +145,7 @@ func (r *resolver) provider() {
 	switch p := r.env.text("certificates.provider", "CA_PROVIDER", citadel, sourceDefault); p {
 	case citadel:
 	case "GkeWorkloadCertificate":
-		if _, err := os.Stat(filepath.Join(identityFiles, "cert-chain.pem")); err != nil {
+		if _, err := r.disks.Stat(filepath.Join(identityFiles, "cert-chain.pem")); err != nil && !standsStill(err) {
 			r.env.refuse("CA_PROVIDER", p, fmt.Sprintf("its certificate is not there (%v); mount it", err))
 		}
 	default:
@@ -190,7 +190,7 @@ func (r *resolver) output() {
 	}
 	r.env.note("certificates.output", dir, "environment OUTPUT_CERTS")
 	r.env.note("certificates.outputMode", fmt.Sprintf("%04o", o.Mode), "KUBERNETES_SERVICE_HOST")
-	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+	if info, err := r.disks.Stat(dir); err == nil && !info.IsDir() {
 		r.env.refuse("OUTPUT_CERTS", dir, "write the name of a directory; this is a file")
 	}
 }
@@ -252,7 +252,7 @@ func (r *resolver) files() string {
 	given, _ := strconv.ParseBool(r.env.vars["FILE_MOUNTED_CERTS"])
 	for _, dir := range []string{identityFiles, mountedFiles} {
 		mounted := dir == mountedFiles && given
-		if !isFile(sds.Files(dir).CertFile) && !mounted || sameDirectory(dir, r.config.Certificates.Output.Dir) {
+		if !r.isFile(sds.Files(dir).CertFile) && !mounted || r.sameDirectory(dir, r.config.Certificates.Output.Dir) {
 			continue
 		}
 		source := "cert-chain.pem was found there"
@@ -265,15 +265,15 @@ func (r *resolver) files() string {
 	return ""
 }
 
-func sameDirectory(a, b string) bool {
+func (r *resolver) sameDirectory(a, b string) bool {
 	if b == "" {
 		return false
 	}
-	first, err := os.Stat(a)
+	first, err := r.disks.Stat(a)
 	if err != nil {
 		return filepath.Clean(a) == filepath.Clean(b)
 	}
-	second, err := os.Stat(b)
+	second, err := r.disks.Stat(b)
 	return err == nil && os.SameFile(first, second)
 }
 

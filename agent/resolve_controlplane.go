@@ -2,13 +2,14 @@ package agent
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
@@ -106,7 +107,7 @@ func (r *resolver) clientCertificate(mounted bool) {
 func (r *resolver) controlPlaneRoot(mounted bool) (file, source string) {
 	place, _ := r.config.Identity.Metadata[metadataClientRoot].(string)
 	switch {
-	case isFile(customRoot):
+	case r.isFile(customRoot):
 		return customRoot, "it was found there"
 	case r.env.vars["PROV_CERT"] != "":
 		return filepath.Join(r.env.vars["PROV_CERT"], "root-cert.pem"), "environment PROV_CERT"
@@ -116,10 +117,14 @@ func (r *resolver) controlPlaneRoot(mounted bool) (file, source string) {
 	return r.defaultRoot(), r.env.origin("PILOT_CERT_PROVIDER")
 }
 
-func isFile(name string) bool {
-	info, err := os.Stat(name)
-	return err == nil && info.Mode().IsRegular()
+// isFile says whether there is such a file. Where a file system does not answer, somebody has mounted it there for the sake of
+// the file: whoever reads it waits for it, and says so.
+func (r *resolver) isFile(name string) bool {
+	info, err := r.disks.Stat(name)
+	return standsStill(err) || err == nil && info.Mode().IsRegular()
 }
+
+func standsStill(err error) bool { return errors.As(err, new(disks.StandsError)) }
 
 // maxRequest is 0 unless somebody sets it. Istio's default, 4 MiB, is too little for the names of a large mesh.
 func (r *resolver) maxRequest() int {

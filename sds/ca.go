@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 )
 
 // TLS says how a certificate authority is verified. The files are read anew for each connection.
@@ -28,7 +29,7 @@ type CASource struct {
 	config  CAConfig
 	id      string // SPIFFE ID
 	metrics *caMetrics
-	disks   disks
+	disks   disks.Disks
 	// trustWake has the trust file followed anew.
 	trustWake chan struct{}
 	subscribers
@@ -57,7 +58,7 @@ func NewCASource(config CAConfig) (*CASource, error) {
 		return nil, err
 	}
 	c := &CASource{config: config, id: spiffeID(config), metrics: newCAMetrics(), trustWake: make(chan struct{}, 1)}
-	c.disks.resumed = func() {
+	c.disks.Resumed = func() {
 		select {
 		case c.trustWake <- struct{}{}:
 		default:

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 )
 
 // FileConfig is what a FileSource needs.
@@ -25,7 +27,7 @@ type FileConfig struct {
 type FileSource struct {
 	config FileConfig
 	subscribers
-	disks disks
+	disks disks.Disks
 
 	mu       sync.Mutex
 	material Material
@@ -73,14 +75,14 @@ func (s *FileSource) Run(ctx context.Context) error {
 		wake:  make(chan struct{}, 1),
 		check: s.check, disks: &s.disks,
 	}
-	s.disks.resumed = w.poke
+	s.disks.Resumed = w.poke
 	w.run(ctx)
 	return nil
 }
 
 func (s *FileSource) check() (well bool) {
 	took := false
-	if err := s.disks.around(s.config.CertFile, func() { took = s.take(s.read()) }); err != nil {
+	if err := s.disks.Around(s.config.CertFile, func() { took = s.take(s.read()) }); err != nil {
 		return s.take(Material{}, err)
 	}
 	return took

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 )
 
 // Output is a directory to which the identity is written with each change: cert-chain.pem, key.pem and root-cert.pem.
@@ -37,7 +38,7 @@ type outlet struct {
 	log     *slog.Logger
 	metrics *metrics
 	changes chan struct{}
-	disks   *disks
+	disks   *disks.Disks
 
 	mu      sync.Mutex
 	problem string
@@ -48,7 +49,7 @@ func newOutlet(config Config, secrets *store, m *metrics) *outlet {
 		output: config.Output, secrets: secrets, clock: config.Clock, log: config.Logger, metrics: m,
 		changes: make(chan struct{}, 1),
 	}
-	o.disks = &disks{resumed: o.poke, stood: m.stalls.Inc}
+	o.disks = &disks.Disks{Resumed: o.poke, Stood: m.stalls.Inc}
 	if o.output.Mode == 0 {
 		o.output.Mode = 0o600
 	}
@@ -87,7 +88,7 @@ func (o *outlet) write() bool {
 		return true
 	}
 	var failed error
-	err := o.disks.ask(o.output.Dir, func() {
+	err := o.disks.Ask(o.output.Dir, func() {
 		failed = replaceFiles(o.output.Dir, o.output.Mode, []content{
 			{keyFile, m.Key}, {chainFile, m.Chain}, {rootsFile, o.secrets.anchors.join(m.Roots)},
 		})

@@ -45,7 +45,7 @@ func (c *CASource) readSaved() (signed, PrivateKey, error) {
 	var m Material
 	var text []byte
 	var failed error
-	err := c.disks.ask(c.config.Saved, func() {
+	err := c.disks.Ask(c.config.Saved, func() {
 		if m, failed = readPair(files.CertFile, files.KeyFile); failed == nil {
 			text, failed = readBounded(files.RootFile)
 		}

@@ -98,7 +98,7 @@ func New(config Config) (*Server, error) {
 	s := &Server{config: config, metrics: newMetrics()}
 	s.secrets = newStore(config, s.metrics)
 	if source, ok := config.Source.(*FileSource); ok {
-		source.disks.stood = s.metrics.stalls.Inc
+		source.disks.Stood = s.metrics.stalls.Inc
 	}
 	if config.Output.Dir != "" && config.Source != nil {
 		s.output = newOutlet(config, s.secrets, s.metrics)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 )
 
 // mostEntries is more files than any proxy is told of.
@@ -23,7 +25,7 @@ type store struct {
 	watch   *watch
 	crlFile string
 	anchors anchors
-	disks   *disks
+	disks   *disks.Disks
 
 	mu      sync.Mutex
 	entries map[string]*entry
@@ -47,7 +49,7 @@ func newStore(config Config, m *metrics) *store {
 		entries: make(map[string]*entry), streams: make(map[chan struct{}]bool), made: make(map[string]*secret),
 		extras: extras{provider: config.KeyProvider},
 	}
-	s.disks = &disks{resumed: s.resumed, stood: m.stalls.Inc}
+	s.disks = &disks.Disks{Resumed: s.resumed, Stood: m.stalls.Inc}
 	s.watch = &watch{
 		debounce: config.Debounce, clock: config.Clock, log: config.Logger, failed: m.watchFailures.Inc,
 		paths: s.paths, check: s.reload, wake: make(chan struct{}, 1), disks: s.disks,
@@ -252,7 +254,7 @@ func (s *store) loadRevocations() (changed bool) {
 		return false
 	}
 	took := false
-	if err := s.disks.around(s.crlFile, func() {
+	if err := s.disks.Around(s.crlFile, func() {
 		read, err := readRevocations(s.crlFile)
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -307,7 +309,7 @@ func (s *store) providerRefused(reason string) {
 // the last good secret in place. Nobody is kept from the others meanwhile.
 func (s *store) load(e *entry) (changed bool) {
 	took := false
-	if err := s.disks.around(e.paths()[0], func() { took = s.read(e) }); err != nil {
+	if err := s.disks.Around(e.paths()[0], func() { took = s.read(e) }); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.take(e, false, err)

@@ -55,7 +55,7 @@ func (c *CASource) readTrust() (well, changed bool) {
 	}
 	var certs []*x509.Certificate
 	var failed error
-	err := c.disks.around(c.config.TrustFile, func() { certs, failed = readTrustFile(c.config.TrustFile) })
+	err := c.disks.Around(c.config.TrustFile, func() { certs, failed = readTrustFile(c.config.TrustFile) })
 	if err == nil {
 		err = failed
 	}

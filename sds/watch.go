@@ -10,6 +10,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
@@ -40,7 +41,7 @@ type watch struct {
 	// wake asks for the files to be followed anew: the set of them is another one, or a file system answers again.
 	wake chan struct{}
 	// disks are asked about the files.
-	disks *disks
+	disks *disks.Disks
 
 	notifier *filewatch.Watcher     // nil while there are no files, or when it cannot be had
 	mute     bool                   // it cannot be had
@@ -89,7 +90,7 @@ func (w *watch) run(ctx context.Context) {
 func (w *watch) poll() time.Duration {
 	for dir := range w.watched {
 		var heard bool
-		if w.disks.ask(dir, func() { heard = tells(dir) }) != nil || !heard {
+		if w.disks.Ask(dir, func() { heard = tells(dir) }) != nil || !heard {
 			return slowPoll
 		}
 	}
@@ -187,7 +188,7 @@ func (w *watch) concerns(event fsnotify.Event) bool {
 // moved, or since something was mounted over it.
 func (w *watch) add(dir string) bool {
 	var is fs.FileInfo // nil where there is none: it may have gone this moment, and is found anew then
-	if w.notifier == nil || w.disks.ask(dir, func() { is, _ = os.Stat(dir) }) != nil || is == nil {
+	if w.notifier == nil || w.disks.Ask(dir, func() { is, _ = os.Stat(dir) }) != nil || is == nil {
 		return false
 	}
 	was := w.watched[dir]
@@ -200,7 +201,7 @@ func (w *watch) add(dir string) bool {
 	}
 	notifier := w.notifier
 	var err error
-	if w.disks.ask(dir, func() { err = notifier.Add(dir) }) != nil {
+	if w.disks.Ask(dir, func() { err = notifier.Add(dir) }) != nil {
 		w.abandon()
 		return false
 	}
@@ -260,7 +261,7 @@ func (w *watch) look(paths []string) []spot {
 	var all []spot
 	for dir, group := range byDirectory(paths) {
 		var spots []spot
-		if w.disks.ask(dir, func() {
+		if w.disks.Ask(dir, func() {
 			for _, path := range group {
 				spots = append(spots, spotsOf(path)...)
 			}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 )
 
 // A directory that is not watched, since no link is in it, is moved as a whole, and another one put in its place: nothing is
@@ -21,7 +23,7 @@ func TestDirectoryThatCameInAnothersPlaceIsFollowed(t *testing.T) {
 		write(t, file, []byte("text"))
 	}
 	lay()
-	w := &watch{debounce: time.Millisecond, clock: SystemClock{}, log: slog.New(slog.DiscardHandler), failed: func() {}, wake: make(chan struct{}, 1), disks: &disks{}}
+	w := &watch{debounce: time.Millisecond, clock: SystemClock{}, log: slog.New(slog.DiscardHandler), failed: func() {}, wake: make(chan struct{}, 1), disks: &disks.Disks{}}
 	defer w.close()
 	if !w.follow([]string{file}) {
 		t.Fatal("the directory is not watched")

@@ -11,6 +11,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 )
 
 // mostToken is how long a workload's token may be.
@@ -19,8 +21,27 @@ const mostToken = 32 << 10
 // FileFetcher reads the token from a file each time, as whoever projects it there replaces it.
 type FileFetcher struct{ Path string }
 
+// files may be on file systems that do not answer, which no question for a token waits for for long.
+var files disks.Disks
+
 // Fetch reads the file.
 func (f FileFetcher) Fetch(context.Context) (Secret, error) {
+	type found struct {
+		token Secret
+		err   error
+	}
+	came := make(chan found, 1)
+	if err := files.Around(f.Path, func() {
+		token, err := f.read()
+		came <- found{token, err}
+	}); err != nil {
+		return "", fmt.Errorf("token file: %w", err)
+	}
+	r := <-came
+	return r.token, r.err
+}
+
+func (f FileFetcher) read() (Secret, error) {
 	info, err := os.Stat(f.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("the token file %s does not exist: mount the projected service account token there", f.Path)

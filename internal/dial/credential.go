@@ -1,7 +1,6 @@
 package dial
 
 import (
-	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -53,7 +52,7 @@ func (s Server) Credentials() []Credential {
 	}
 	if s.TLS.CertFile != "" {
 		c := Credential{Kind: KindClientCertificate, File: s.TLS.CertFile}
-		pair, err := tls.LoadX509KeyPair(s.TLS.CertFile, s.TLS.KeyFile)
+		pair, err := s.TLS.clientCertificate()
 		if err != nil {
 			c.Err = fmt.Errorf("client certificate %s with key %s: %w", s.TLS.CertFile, s.TLS.KeyFile, err)
 		} else if pair.Leaf != nil {

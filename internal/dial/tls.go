@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -43,7 +42,7 @@ func (t TLS) Config(host string) (*tls.Config, error) {
 		c.RootCAs = roots
 	}
 	if t.HasClientCertificate(time.Now()) {
-		cert, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		cert, err := t.clientCertificate()
 		if err == nil {
 			c.Certificates = []tls.Certificate{cert}
 		}
@@ -52,7 +51,7 @@ func (t TLS) Config(host string) (*tls.Config, error) {
 }
 
 func readRoots(file string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(file)
+	pem, err := files.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("root certificates: %w", err)
 	}
@@ -63,12 +62,25 @@ func readRoots(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
+// clientCertificate reads the certificate and its key.
+func (t TLS) clientCertificate() (tls.Certificate, error) {
+	cert, err := files.ReadFile(t.CertFile)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	key, err := files.ReadFile(t.KeyFile)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(cert, key)
+}
+
 // HasClientCertificate says whether there is a client certificate that is valid at the time.
 func (t TLS) HasClientCertificate(now time.Time) bool {
 	if t.CertFile == "" || t.KeyFile == "" {
 		return false
 	}
-	cert, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+	cert, err := t.clientCertificate()
 	return err == nil && cert.Leaf != nil && now.Before(cert.Leaf.NotAfter) && !now.Before(cert.Leaf.NotBefore)
 }
 

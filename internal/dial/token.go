@@ -4,13 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 )
+
+// files are asked for tokens, roots and client certificates. Whoever connects waits for them, but not for ever.
+var files disks.Disks
 
 // ReadToken reads a bearer token from its file. The error says what is missing and what puts it there.
 func ReadToken(file string) (string, error) {
-	data, err := os.ReadFile(file)
+	data, err := files.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("the token file %s does not exist: mount the projected service account token there, "+
 			"or write a token of the control plane to it", file)

@@ -1,27 +1,30 @@
-package sds
+// Package disks asks file systems that may not answer.
+package disks
 
 import (
 	"cmp"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
 )
 
 const (
-	// diskPatience is how long a file system is waited for.
-	diskPatience = time.Second
+	// defaultPatience is how long a file system is waited for.
+	defaultPatience = time.Second
 	// mostQuestions bounds what is asked at once: each question without an answer keeps a thread.
 	mostQuestions = 64
 )
 
-// disks are the file systems that a part reads and writes. One of them, that of a network for instance, may take a question
+// Disks are the file systems that a part reads and writes. One of them, that of a network for instance, may take a question
 // and never answer it, and nobody can call that off: nothing else is asked about such a directory until it answers, and
 // nobody waits for it.
-type disks struct {
-	patience time.Duration // zero is diskPatience
-	// resumed is called when something was answered at last, and stood when something is not; nil is for nobody.
-	resumed, stood func()
+type Disks struct {
+	Patience time.Duration // zero is a second
+	// Resumed is called when something was answered at last, and Stood when something is not; nil is for nobody.
+	Resumed, Stood func()
 
 	mu          sync.Mutex
 	directories map[string]*directory
@@ -35,26 +38,26 @@ type directory struct {
 	mute  chan struct{} // closed when what it is asked is given up
 }
 
-// standsError says that nothing is known of a directory's files.
-type standsError string
+// StandsError says that nothing is known of a directory's files.
+type StandsError string
 
-func (e standsError) Error() string {
+func (e StandsError) Error() string {
 	return fmt.Sprintf("%s: the file system does not answer", string(e))
 }
 
-// around asks about a file.
-func (d *disks) around(path string, do func()) error { return d.ask(filepath.Dir(path), do) }
+// Around asks about a file.
+func (d *Disks) Around(path string, do func()) error { return d.Ask(filepath.Dir(path), do) }
 
-// ask does something with the files of a directory, and waits for the end of it, up to a point. After an error it may go on
+// Ask does something with the files of a directory, and waits for the end of it, up to a point. After an error it may go on
 // still, if it was begun at all: so it has to leave its findings where that does no harm.
-func (d *disks) ask(dir string, do func()) error {
+func (d *Disks) Ask(dir string, do func()) error {
 	asked := d.enter(dir)
 	if asked == nil {
-		return standsError(dir)
+		return StandsError(dir)
 	}
 	if !d.begin(asked) {
 		d.leave(dir, asked)
-		return standsError(dir)
+		return StandsError(dir)
 	}
 	timer := time.NewTimer(d.limit())
 	defer timer.Stop()
@@ -68,14 +71,14 @@ func (d *disks) ask(dir string, do func()) error {
 	if !d.giveUp(asked, ended) {
 		return nil
 	}
-	if d.stood != nil {
-		d.stood()
+	if d.Stood != nil {
+		d.Stood()
 	}
-	return standsError(dir)
+	return StandsError(dir)
 }
 
 // enter gives nil where no answer is to be had.
-func (d *disks) enter(dir string) *directory {
+func (d *Disks) enter(dir string) *directory {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.directories == nil {
@@ -93,7 +96,7 @@ func (d *disks) enter(dir string) *directory {
 	return asked
 }
 
-func (d *disks) limit() time.Duration { return cmp.Or(d.patience, diskPatience) }
+func (d *Disks) limit() time.Duration { return cmp.Or(d.Patience, defaultPatience) }
 
 func (d *directory) isMute() bool {
 	select {
@@ -105,7 +108,7 @@ func (d *directory) isMute() bool {
 }
 
 // begin waits for a turn, for as long as others are answered, and then for one of the slots of all.
-func (d *disks) begin(asked *directory) bool {
+func (d *Disks) begin(asked *directory) bool {
 	select {
 	case asked.turn <- struct{}{}:
 	case <-asked.mute:
@@ -127,7 +130,7 @@ func (d *disks) begin(asked *directory) bool {
 	}
 }
 
-func (d *disks) leave(dir string, asked *directory) {
+func (d *Disks) leave(dir string, asked *directory) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if asked.users--; asked.users == 0 && d.directories[dir] == asked {
@@ -135,7 +138,7 @@ func (d *disks) leave(dir string, asked *directory) {
 	}
 }
 
-func (d *disks) answer(dir string, asked *directory, do func(), ended chan struct{}) {
+func (d *Disks) answer(dir string, asked *directory, do func(), ended chan struct{}) {
 	do()
 	d.mu.Lock()
 	close(ended)
@@ -147,13 +150,13 @@ func (d *disks) answer(dir string, asked *directory, do func(), ended chan struc
 	<-d.slots
 	<-asked.turn
 	d.leave(dir, asked)
-	if late && d.resumed != nil {
-		d.resumed()
+	if late && d.Resumed != nil {
+		d.Resumed()
 	}
 }
 
 // giveUp waits no longer, unless the answer has just come.
-func (d *disks) giveUp(asked *directory, ended <-chan struct{}) bool {
+func (d *Disks) giveUp(asked *directory, ended <-chan struct{}) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	select {
@@ -163,4 +166,31 @@ func (d *disks) giveUp(asked *directory, ended <-chan struct{}) bool {
 		close(asked.mute)
 		return true
 	}
+}
+
+// ReadFile is os.ReadFile, up to a point.
+func (d *Disks) ReadFile(path string) ([]byte, error) {
+	return answerTo(d, path, func() ([]byte, error) { return os.ReadFile(path) })
+}
+
+// Stat is os.Stat, up to a point.
+func (d *Disks) Stat(path string) (fs.FileInfo, error) {
+	return answerTo(d, path, func() (fs.FileInfo, error) { return os.Stat(path) })
+}
+
+// answerTo keeps what comes too late from who waits no longer.
+func answerTo[T any](d *Disks, path string, question func() (T, error)) (answer T, err error) {
+	type found struct {
+		answer T
+		err    error
+	}
+	came := make(chan found, 1)
+	if err := d.Around(path, func() {
+		answer, err := question()
+		came <- found{answer, err}
+	}); err != nil {
+		return answer, err
+	}
+	f := <-came
+	return f.answer, f.err
 }

@@ -1,4 +1,4 @@
-package sds
+package disks
 
 import (
 	"errors"
@@ -13,34 +13,34 @@ import (
 // A directory that does not answer costs one patience, and nobody else anything.
 func TestDirectoryThatDoesNotAnswerHoldsNobodyUp(t *testing.T) {
 	resumed, stood := make(chan struct{}, 1), make(chan struct{}, 1)
-	d := &disks{patience: 50 * time.Millisecond, resumed: func() { resumed <- struct{}{} }, stood: func() { stood <- struct{}{} }}
+	d := &Disks{Patience: 50 * time.Millisecond, Resumed: func() { resumed <- struct{}{} }, Stood: func() { stood <- struct{}{} }}
 	goOn, begun := make(chan struct{}), make(chan struct{})
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
-		if err := d.ask("/stands", func() { close(begun); <-goOn }); !errors.As(err, new(standsError)) {
+		if err := d.Ask("/stands", func() { close(begun); <-goOn }); !errors.As(err, new(StandsError)) {
 			t.Errorf("no answer: %v", err)
 		}
 	})
 	<-begun
 	for range 3 { // who waits for a turn is not held longer than who has it
 		waiting.Go(func() {
-			if err := d.around("/stands/file", func() { t.Error("asked of a directory that does not answer") }); err == nil {
+			if err := d.Around("/stands/file", func() { t.Error("asked of a directory that does not answer") }); err == nil {
 				t.Error("answered")
 			}
 		})
 	}
 	waiting.Wait()
 	<-stood
-	if err := d.ask("/stands", func() { t.Error("asked again") }); err == nil {
+	if err := d.Ask("/stands", func() { t.Error("asked again") }); err == nil {
 		t.Error("answered")
 	}
 	answered := false
-	if err := d.ask("/other", func() { answered = true }); err != nil || !answered {
+	if err := d.Ask("/other", func() { answered = true }); err != nil || !answered {
 		t.Errorf("another directory: %v, %v", answered, err)
 	}
 	close(goOn)
 	<-resumed
-	if err := d.ask("/stands", func() { answered = false }); err != nil || answered {
+	if err := d.Ask("/stands", func() { answered = false }); err != nil || answered {
 		t.Errorf("after it goes on: %v", err)
 	}
 	testenv.Eventually(t, "nothing is left over", func() error {
@@ -55,12 +55,12 @@ func TestDirectoryThatDoesNotAnswerHoldsNobodyUp(t *testing.T) {
 
 // Many who ask of a busy directory all get their turn, however long that takes in all.
 func TestBusyDirectoryAnswersAll(t *testing.T) {
-	d := &disks{patience: 5 * time.Second}
+	d := &Disks{Patience: 5 * time.Second}
 	var asking sync.WaitGroup
 	count := 0 // one at a time
 	for range 1000 {
 		asking.Go(func() {
-			if err := d.ask("/busy", func() { count++ }); err != nil {
+			if err := d.Ask("/busy", func() { count++ }); err != nil {
 				t.Error(err)
 			}
 		})
@@ -73,14 +73,14 @@ func TestBusyDirectoryAnswersAll(t *testing.T) {
 
 // No more threads are kept than there are slots, and those that find none are told.
 func TestDirectoriesThatDoNotAnswerKeepFewThreads(t *testing.T) {
-	d := &disks{patience: 20 * time.Millisecond}
+	d := &Disks{Patience: 20 * time.Millisecond}
 	goOn := make(chan struct{})
 	var asking, answering sync.WaitGroup
 	var mu sync.Mutex
 	begun := 0
 	for i := range 3 * mostQuestions {
 		asking.Go(func() {
-			err := d.ask(string(rune('a'+i)), func() {
+			err := d.Ask(string(rune('a'+i)), func() {
 				answering.Add(1)
 				defer answering.Done()
 				mu.Lock()
