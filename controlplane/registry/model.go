@@ -95,14 +95,21 @@ type Service struct {
 	Source          config.Key `json:"source,omitempty"`
 }
 
-// Port finds a service's port by number.
+// Port finds a port by its number. Where datagrams have the number too, as DNS and HTTP/3 do, it is the port for
+// connections, whichever is written first.
 func (s *Service) Port(number uint32) (Port, bool) {
+	var found Port
+	ok := false
 	for _, p := range s.Ports {
-		if p.Number == number {
+		if p.Number != number {
+			continue
+		}
+		if p.Protocol != UDP {
 			return p, true
 		}
+		found, ok = p, true
 	}
-	return Port{}, false
+	return found, ok
 }
 
 // Headless says whether callers find the addresses of the workloads themselves behind the service's name, and choose one.

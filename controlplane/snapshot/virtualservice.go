@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
@@ -117,7 +118,7 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 			continue
 		}
 		v := newVirtualService(r, others, resolve, exportTo)
-		if old := known[r]; old != nil && slices.Equal(old.Hosts, v.Hosts) && equalPointers(old.from, v.from) {
+		if old := known[r]; old != nil && old.same(v) {
 			v = old
 		}
 		index.all = append(index.all, v)
@@ -126,6 +127,12 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 		}
 	}
 	return index
+}
+
+// same says whether two readings of one document are alike. In what delegates say names of hosts are full, and what a short one
+// means depends on which services there are.
+func (v *VirtualService) same(o *VirtualService) bool {
+	return slices.Equal(v.Hosts, o.Hosts) && equalPointers(v.from, o.from) && (len(v.from) == 0 || proto.Equal(v.Spec, o.Spec))
 }
 
 // VirtualServicesForGateway are the VirtualServices for a gateway ("namespace/name") that a proxy of the namespace may

@@ -203,7 +203,8 @@ func (a *affected) resource(r *config.Resource) {
 }
 
 func (a *affected) virtualService(r *config.Resource, spec *networking.VirtualService) {
-	if !a.s.RuleVisibleTo(r, a.p.Namespace) || !a.bound(r, spec) {
+	// Rules without hosts are a part of others, which say whose they are: their own exportTo is for those that name them.
+	if len(spec.GetHosts()) > 0 && (!a.s.RuleVisibleTo(r, a.p.Namespace) || !a.bound(r, spec)) {
 		return
 	}
 	a.routes(r, spec)
@@ -226,7 +227,7 @@ func (a *affected) routes(r *config.Resource, spec *networking.VirtualService) {
 	if !a.p.HostsApart {
 		return
 	}
-	// Rules without hosts are a part of others; at a gateway they meet those of other rules for the same host.
+	// Which hosts a part of others is for is not in it; at a gateway rules meet those of other rules for the same host.
 	if len(spec.GetHosts()) == 0 || a.p.Type == Router {
 		a.all(xds.RouteType, xds.VirtualHostType)
 		return

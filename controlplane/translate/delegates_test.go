@@ -1,0 +1,98 @@
+package translate_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+const delegatingMesh = `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: edge}
+spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: shop, namespace: root}
+spec: {hosts: [shop.example], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: shop, namespace: root}
+spec: {hosts: [shop.example], gateways: [mesh, edge/edge], http: [{delegate: {name: part, namespace: parts}}]}
+`
+
+func part(exportTo, host string) string {
+	return fmt.Sprintf("apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: part, namespace: parts}\nspec: {exportTo: [%q], http: [{route: [{destination: {host: %s}}]}]}", exportTo, host)
+}
+
+var delegatingProxies = []string{
+	"router edge.edge 127.193.30.1 istio=edge", "router apart.edge 127.193.30.2 istio=edge HOSTS_APART=yes",
+	"sidecar whole.far 127.193.30.3 INTERCEPTION_MODE=REDIRECT", "sidecar apart.far 127.193.30.4 INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
+}
+
+// TestEditsOfDelegatesReachWhoeverFollowsTheirRoots: gateways, to which the root is bound and the delegate is not, and callers
+// whom the root is exported to and the delegate is not.
+func TestEditsOfDelegatesReachWhoeverFollowsTheirRoots(t *testing.T) {
+	m := newTestMesh(t, nil, delegatingMesh, part("root", "one.example"))
+	for _, step := range []string{part("root", "two.example"), part("elsewhere", "two.example"), part("*", "two.example"), "VirtualService parts/part"} {
+		before := m.snap
+		change := m.step(step)
+		for _, d := range delegatingProxies {
+			p, differ := proxy(t, d), 0
+			had, has := versions(t, before, p), versions(t, m.snap, p)
+			for _, typeURL := range xds.Order {
+				differ += len(differing(had[typeURL], has[typeURL]))
+			}
+			if differ == 0 && !strings.Contains(step, `"*"`) && !strings.HasPrefix(step, "VirtualService") {
+				t.Errorf("%s\nfor %s: nothing differs", step, d)
+			}
+			checkAffected(t, step+"\nfor "+d, had, has, translate.Affected(m.snap, p, change))
+		}
+	}
+}
+
+// TestShortNamesInDelegatesAreReadAnewAsServicesComeAndGo, and lead where a control plane that starts now would lead them.
+func TestShortNamesInDelegatesAreReadAnewAsServicesComeAndGo(t *testing.T) {
+	m := newTestMesh(t, nil, delegatingMesh, part("*", "red"))
+	for _, step := range []string{
+		"apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: red, namespace: far}\nspec: {hosts: [red], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}]}",
+		"apiVersion: v1\nkind: Service\nmetadata: {name: red, namespace: parts}\nspec: {clusterIP: 240.9.9.1, ports: [{name: http, port: 80}]}",
+		"Service parts/red", "ServiceEntry far/red",
+	} {
+		before := m.snap
+		change := m.step(step)
+		fresh := snapshot.Build(nil, m.inputs(), nil)
+		for _, d := range delegatingProxies {
+			p := proxy(t, d)
+			has, want := versions(t, m.snap, p), versions(t, fresh, p)
+			for _, typeURL := range xds.Order {
+				if !maps.Equal(has[typeURL], want[typeURL]) {
+					t.Errorf("%s\nfor %s: %s differ from those made from nothing: %v", step, d, typeURL, slices.Sorted(slices.Values(differing(has[typeURL], want[typeURL]))))
+				}
+			}
+			checkAffected(t, step+"\nfor "+d, versions(t, before, p), has, translate.Affected(m.snap, p, change))
+		}
+	}
+}
+
+// TestPortsOfDatagramsHideNoneOfConnections of the same number, as services of DNS and HTTP/3 have them, in either order.
+func TestPortsOfDatagramsHideNoneOfConnections(t *testing.T) {
+	for _, ports := range []string{"{port: 80, name: u, protocol: UDP}, {port: 80, name: http}", "{port: 80, name: http}, {port: 80, name: u, protocol: UDP}"} {
+		m := newTestMesh(t, nil, "apiVersion: v1\nkind: Service\nmetadata: {name: both, namespace: one}\nspec: {clusterIP: 240.9.9.1, ports: ["+ports+"]}")
+		p, name := proxy(t, delegatingProxies[3]), "outbound|80||both.one.svc.cluster.local"
+		if named, err := translate.NamedClusters(m.snap, p, []string{name}); err != nil || len(named) != 1 {
+			t.Errorf("%s: of the cluster's name there are %d: %v", ports, len(named), err)
+		}
+		if all := versions(t, m.snap, p); all[xds.ClusterType][name] == "" || all[xds.VirtualHostType]["80/both.one.svc.cluster.local:80"] == "" {
+			t.Errorf("%s: there are %v", ports, all)
+		}
+	}
+}
