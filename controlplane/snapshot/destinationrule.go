@@ -237,6 +237,14 @@ func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRu
 	return index
 }
 
+// HidesRule says whether a DestinationRule of the namespace for a host stands before a broader one, which those do not follow then
+// either whom it is not exported to.
+func (s *Snapshot) HidesRule(namespace, host string) bool {
+	return slices.ContainsFunc(s.world.destinationRules.exported[namespace].wild, func(pattern string) bool {
+		return pattern != host && MatchHost(pattern, host)
+	})
+}
+
 func addSubsetNames(byHost map[string][]string, d *DestinationRule) {
 	hosts := []string{d.Host}
 	for _, r := range d.From {

@@ -288,10 +288,11 @@ func (a *affected) bound(r *config.Resource, spec *networking.VirtualService) bo
 }
 
 func (a *affected) destinationRule(r *config.Resource, spec *networking.DestinationRule) {
-	if r.Namespace != a.p.Namespace && !a.s.RuleVisibleTo(r, a.p.Namespace) {
+	host := a.scope.Hostname(spec.GetHost(), r.Namespace)
+	if r.Namespace != a.p.Namespace && !a.s.RuleVisibleTo(r, a.p.Namespace) && !a.s.HidesRule(r.Namespace, host) {
 		return
 	}
-	for _, svc := range a.matching(a.scope.Hostname(spec.GetHost(), r.Namespace)) {
+	for _, svc := range a.matching(host) {
 		a.clusters(svc, xds.ClusterType, xds.EndpointType)
 	}
 	// A rule that says nothing of connections may hide one that does, or have hidden it.

@@ -96,3 +96,21 @@ func TestPortsOfDatagramsHideNoneOfConnections(t *testing.T) {
 		}
 	}
 }
+
+// TestRulesThatAreNotSeenTouchThoseWhomTheyHideOthersFrom: the most special DestinationRule of a namespace counts, or none.
+func TestRulesThatAreNotSeenTouchThoseWhomTheyHideOthersFrom(t *testing.T) {
+	rule := func(name, more string) string {
+		return "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: " + name + ", namespace: root}\nspec: {" + more + "}"
+	}
+	m := newTestMesh(t, nil, delegatingMesh, rule("all", `host: "*.example", trafficPolicy: {tls: {mode: SIMPLE}}`))
+	for _, step := range []string{rule("one", `host: shop.example, exportTo: ["."]`), "DestinationRule root/one"} {
+		before := m.snap
+		change := m.step(step)
+		p := proxy(t, delegatingProxies[3])
+		had, has := versions(t, before, p), versions(t, m.snap, p)
+		if len(differing(had[xds.ClusterType], has[xds.ClusterType])) == 0 {
+			t.Errorf("%s: no cluster differs", step)
+		}
+		checkAffected(t, step, had, has, translate.Affected(m.snap, p, change))
+	}
+}
