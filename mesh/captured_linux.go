@@ -230,7 +230,8 @@ func (p *capturedPlacement) writeFiles(i *Instance) (map[string]string, error) {
 	if err != nil {
 		return files, nil // the C library's own default is files and DNS
 	}
-	files[nsswitchPath] = filepath.Join(p.use.Dir, "nsswitch.conf")
+	// Each has its own: a file that is replaced for one while it is mounted for another is not there for that moment.
+	files[nsswitchPath] = filepath.Join(p.use.Dir, i.Name+".nsswitch.conf")
 	return files, writeFile(files[nsswitchPath], []byte(namesByDNS(string(sources))), 0o644)
 }
 
