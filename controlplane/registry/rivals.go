@@ -39,14 +39,15 @@ func rivalOf(service *Service, elders []*Service) *Service {
 		}
 	}
 	for _, elder := range elders {
-		if forAll(elder) && forAll(service) {
+		if ForAll(elder.ExportTo) && ForAll(service.ExportTo) {
 			return elder
 		}
 	}
 	return nil
 }
 
-func forAll(s *Service) bool { return len(s.ExportTo) == 0 || slices.Contains(s.ExportTo, "*") }
+// ForAll says whether an exportTo list is for all namespaces.
+func ForAll(exportTo []string) bool { return len(exportTo) == 0 || slices.Contains(exportTo, "*") }
 
 func rivalry(s *source, i int, rival *Service, owner *source) config.Problem {
 	field := "spec.hosts"

@@ -16,9 +16,6 @@ type common struct {
 	memory sync.Map // what others derived of the parts, by their keys
 }
 
-// forAll says whether an exportTo list is for all namespaces.
-func forAll(exportTo []string) bool { return len(exportTo) == 0 || slices.Contains(exportTo, "*") }
-
 // shared gives what all scopes have in common; nil where what they see differs.
 func (w *world) shared() *common {
 	if !w.sharedKnown {
@@ -34,11 +31,11 @@ func (w *world) shared() *common {
 // name, of which each namespace would see its own.
 func (w *world) alike() bool {
 	for i, svc := range w.services {
-		if !forAll(svc.ExportTo) || i > 0 && w.services[i-1].Hostname == svc.Hostname {
+		if !registry.ForAll(svc.ExportTo) || i > 0 && w.services[i-1].Hostname == svc.Hostname {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool { return !forAll(v.exportTo) })
+	return !slices.ContainsFunc(w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool { return !registry.ForAll(v.exportTo) })
 }
 
 func (w *world) newCommon() *common {

@@ -15,10 +15,13 @@ import (
 // whose workloads' connections are captured, which no Sidecar narrows and no EnvoyFilter patches. For all others it is
 // everything of a type.
 
-// plain says whether the proxy is one of them, and the service, of which there may be several of one name, neither has a
+// whole says whether the proxy is one of them: it is given all that it may see, as it is.
+func (v view) whole() bool { return v.p.captured() && v.scope.Sidecar == nil && v.patches == nil }
+
+// plain says whether the proxy is one of them without listeners for upstreams of its own, and the service, of which there may be several of one name, neither has a
 // pattern for its name nor leads wherever a request says.
 func (a *affected) plain(namesakes []*registry.Service) bool {
-	return a.p.Type == Sidecar && a.p.Interception == Redirect && len(a.p.Upstreams) == 0 && a.scope.Sidecar == nil && a.patches == nil &&
+	return a.whole() && len(a.p.Upstreams) == 0 &&
 		!slices.ContainsFunc(namesakes, func(svc *registry.Service) bool { return strings.HasPrefix(svc.Hostname, "*") || svc.ByName })
 }
 
@@ -120,7 +123,7 @@ func firstHTTP(scope *snapshot.Scope) map[uint32]*registry.Service {
 
 // gatesNamed are the places of listeners that are named, if they can be made without the others.
 func (v view) gatesNamed(names []string) (map[netip.AddrPort]bool, bool) {
-	if v.p.Type != Sidecar || v.p.Interception != Redirect || v.scope.Sidecar != nil || v.patches != nil {
+	if !v.whole() {
 		return nil, false
 	}
 	at := make(map[netip.AddrPort]bool, len(names))

@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"maps"
 	"net"
 	"regexp"
 	"strconv"
@@ -100,9 +101,7 @@ func withSettings(to, more map[string]*anypb.Any) map[string]*anypb.Any {
 	if to == nil {
 		return more
 	}
-	for name, config := range more {
-		to[name] = config
-	}
+	maps.Copy(to, more)
 	return to
 }
 

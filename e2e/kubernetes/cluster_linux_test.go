@@ -278,7 +278,7 @@ func (c *cluster) within(t *testing.T, what string, check func() error) {
 func (c *cluster) close() {
 	if c.node != nil {
 		c.node.kill()
-		c.node.removeCgroups()
+		testenv.RemoveCgroups(c.node.cgroup, 20*time.Second)
 	}
 	for i := len(c.parts) - 1; i >= 0; i-- {
 		c.parts[i].kill()

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -204,27 +202,4 @@ func (n *node) kill() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	_ = n.cluster.inNetwork(ctx, "ip", "link", "delete", "cni0").Run()
-}
-
-// removeCgroups takes away what was left of containers that were killed with the node.
-func (n *node) removeCgroups() {
-	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + n.cgroup)
-	if _, err := os.Stat("/sys/fs/cgroup/" + n.cgroup); err == nil {
-		roots = append(roots, "/sys/fs/cgroup/"+n.cgroup)
-	}
-	deadline := time.Now().Add(20 * time.Second) // its processes are about to end
-	for _, root := range roots {
-		var dirs []string
-		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				dirs = append(dirs, path)
-			}
-			return nil
-		})
-		for _, dir := range slices.Backward(dirs) {
-			for errors.Is(syscall.Rmdir(dir), syscall.EBUSY) && time.Now().Before(deadline) {
-				time.Sleep(5 * time.Millisecond)
-			}
-		}
-	}
 }

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -42,7 +40,7 @@ func newNode(t *testing.T, conflist string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(n.dir) })
-	t.Cleanup(n.removeCgroups)
+	t.Cleanup(func() { testenv.RemoveCgroups(n.cgroup, 5*time.Second) })
 	n.prepare(t, conflist)
 	n.start(t)
 	n.importImage(t)
@@ -153,27 +151,4 @@ func (n *node) ready(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// removeCgroups takes away what runc leaves of containers that were killed with the node.
-func (n *node) removeCgroups() {
-	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + n.cgroup)
-	if _, err := os.Stat("/sys/fs/cgroup/" + n.cgroup); err == nil {
-		roots = append(roots, "/sys/fs/cgroup/"+n.cgroup)
-	}
-	deadline := time.Now().Add(5 * time.Second) // its processes are about to end
-	for _, root := range roots {
-		var dirs []string
-		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				dirs = append(dirs, path)
-			}
-			return nil
-		})
-		for _, dir := range slices.Backward(dirs) {
-			for errors.Is(syscall.Rmdir(dir), syscall.EBUSY) && time.Now().Before(deadline) {
-				time.Sleep(5 * time.Millisecond)
-			}
-		}
-	}
 }
