@@ -12,6 +12,8 @@ import (
 	"strconv"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 // Type is what a proxy is for; it is the first part of its node id.
@@ -69,6 +71,8 @@ type Config struct {
 	DualStack bool
 	// ExitOnZero tells the control plane that the proxy ends with its last connection.
 	ExitOnZero bool
+	// TLSPolicy narrows the TLS of Envoy's own connections and listeners, which are in the bootstrap.
+	TLSPolicy tlspolicy.Policy
 	// OutlierLog is where Envoy logs ejections of endpoints; empty: nowhere.
 	OutlierLog string
 

@@ -50,12 +50,17 @@ func run(t *testing.T, version string, c Config) {
 // echo is a listener that answers "here" itself, and traces every request. It is an override, as an extension that the
 // agent knows nothing of would be.
 func echo(c Config, port int) []byte {
+	logs := ""
+	if c.ProxyConfig.GetEnvoyAccessLogService() != nil { // as a control plane refers to it
+		logs = `access_log: [{name: als, typed_config: {"@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig,
+			common_config: {log_name: all, transport_api_version: V3, grpc_service: {envoy_grpc: {cluster_name: envoy_accesslog_service}}}}}],`
+	}
 	return fmt.Appendf(nil, `{static_resources: {listeners: [{name: echo, address: {socket_address: {address: %s, port_value: %d}},
 		filter_chains: [{filters: [{name: hcm, typed_config: {
 			"@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager,
-			stat_prefix: echo, tracing: {random_sampling: {value: 100}},
+			stat_prefix: echo, %s tracing: {random_sampling: {value: 100}},
 			route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 200, body: {inline_string: here}}}]}]},
-			http_filters: [{name: r, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]}}]}]}]}}`, c.Bind, port)
+			http_filters: [{name: r, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]}}]}]}]}}`, c.Bind, port, logs)
 }
 
 func TestEnvoyShedsLoadWhenItsHeapIsFullAndGoesOnAnsweringProbes(t *testing.T) {
@@ -172,6 +177,8 @@ func TestSecureMetricsAreForCertificatesOfTheMeshAlone(t *testing.T) {
 }
 
 type client struct{ *http.Client }
+
+func (c client) tls() *tls.Config { return c.Transport.(*http.Transport).TLSClientConfig.Clone() }
 
 func (c client) get(url string) (string, error) {
 	response, err := c.Get(url)

@@ -67,7 +67,7 @@ func forwarder(c Config, a *anys, p port) *listenerv3.Listener {
 		})},
 	}}}
 	if p.meshOnly {
-		chain.TransportSocket = meshOnly(a)
+		chain.TransportSocket = meshOnly(c, a)
 	}
 	l := &listenerv3.Listener{
 		Address:               tcp(p.addresses[0], p.number),

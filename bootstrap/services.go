@@ -55,7 +55,7 @@ func remoteCluster(c Config, a *anys, r remote) *clusterv3.Cluster {
 	cluster.DnsRefreshRate = durationpb.New(dnsRefresh)
 	cluster.DnsLookupFamily = c.lookupFamily()
 	cluster.WaitForWarmOnInit = wrapperspb.Bool(false)
-	if cluster.TransportSocket, err = transportSocket(r, host, c.filesFrom(), a); err != nil {
+	if cluster.TransportSocket, err = transportSocket(c, r, host, a); err != nil {
 		a.fail(err)
 	}
 	cluster.UpstreamConnectionOptions = keepalive(r.keepalive)

@@ -88,6 +88,9 @@ func TestTelemetryArrives(t *testing.T) {
 			c.ProxyConfig.EnvoyMetricsService = &meshv1.RemoteService{Address: a.String()}
 			c.Annotations = map[string]string{annotationFlush: "100ms"}
 		}, "/envoy.service.metrics.v3.MetricsService/StreamMetrics", map[string]string{"Content-Type": "application/grpc"}},
+		{"access log service", func(c *Config, a netip.AddrPort) {
+			c.ProxyConfig.EnvoyAccessLogService = &meshv1.RemoteService{Address: a.String()}
+		}, "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", map[string]string{"Content-Type": "application/grpc"}},
 	}
 	t.Setenv("API_KEY", "from the environment")
 	for i, tc := range cases {

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 // Secrets that the agent serves to Envoy.
@@ -26,9 +28,9 @@ const (
 // secretPatience is how long what needs a secret may hold up the start of Envoy; it comes later all the same.
 const secretPatience = 5 * time.Second
 
-// transportSocket is how Envoy connects to a remote; nil without TLS. Secrets from files come from the cluster named.
-func transportSocket(r remote, host, files string, a *anys) (*corev3.TransportSocket, error) {
-	common := &tlsv3.CommonTlsContext{TlsParams: tlsVersions()}
+// transportSocket is how Envoy connects to a remote; nil without TLS. What is wrong with its settings is an error.
+func transportSocket(c Config, r remote, host string, a *anys) (*corev3.TransportSocket, error) {
+	common, files := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.TLSPolicy)}, c.filesFrom()
 	sni := r.tls.GetSni()
 	switch r.tls.GetMode() {
 	case networking.ClientTLSSettings_DISABLE:
@@ -102,8 +104,8 @@ func secret(name, cluster string) *tlsv3.SdsSecretConfig {
 }
 
 // meshOnly is the server's side of the mesh's mutual TLS.
-func meshOnly(a *anys) *corev3.TransportSocket {
-	common := &tlsv3.CommonTlsContext{TlsParams: tlsVersions(), AlpnProtocols: []string{"h2", "http/1.1"}}
+func meshOnly(c Config, a *anys) *corev3.TransportSocket {
+	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.TLSPolicy), AlpnProtocols: []string{"h2", "http/1.1"}}
 	own(common)
 	trust(common, secret(rootSecret, sdsCluster), nil)
 	return tlsSocket(&tlsv3.DownstreamTlsContext{
@@ -119,12 +121,25 @@ func tlsSocket(context proto.Message, a *anys) *corev3.TransportSocket {
 	}
 }
 
-// tlsVersions lets both sides take TLS 1.3: Envoy's own upstream maximum is 1.2.
-func tlsVersions() *tlsv3.TlsParameters {
-	return &tlsv3.TlsParameters{
+// tlsParameters lets both sides take TLS 1.3 (Envoy's own upstream maximum is 1.2), unless the policy says otherwise. Stock
+// Envoy is no build that allows no more than FIPS by itself, so all of it is told.
+func tlsParameters(policy tlspolicy.Policy) *tlsv3.TlsParameters {
+	p := &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
 		TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,
 	}
+	switch policy {
+	case tlspolicy.FIPS1402:
+		p.TlsMaximumProtocolVersion = tlsv3.TlsParameters_TLSv1_2
+		p.CipherSuites = []string{"ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384"}
+		p.EcdhCurves = []string{"P-256"}
+	case tlspolicy.FIPS1403:
+		p.CompliancePolicies = []tlsv3.TlsParameters_CompliancePolicy{tlsv3.TlsParameters_FIPS_202205}
+	case tlspolicy.PostQuantum:
+		p.TlsMinimumProtocolVersion = tlsv3.TlsParameters_TLSv1_3
+		p.EcdhCurves = []string{"X25519MLKEM768"}
+	}
+	return p
 }
 
 // nameOf is the host where it is a name, which alone can stand in SNI.

@@ -58,7 +58,7 @@ func askVersion(ctx context.Context, path string, timeout time.Duration) (Versio
 	cmd.Stdout, cmd.Stderr = out, out
 	ownGroup(cmd)
 	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) }
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = drainLimit
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		err = fmt.Errorf("it did not tell its version within %v", timeout)

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -160,5 +161,12 @@ func HotRestartVersion(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("asking %s for its hot restart version: %w", path, err)
 	}
-	return strings.TrimSpace(out.String()), nil
+	found := hotRestartLine.FindAllString(out.String(), -1)
+	if len(found) == 0 {
+		return "", fmt.Errorf("asking %s for its hot restart version: it answers %q", path, firstLine(out.String()))
+	}
+	return found[len(found)-1], nil
 }
+
+// hotRestartLine is Envoy's answer, which is on standard error, as its warnings are: of control groups, for instance.
+var hotRestartLine = regexp.MustCompile(`(?m)^\d+(\.\d+)+$`)

@@ -121,6 +121,17 @@ func (e *epochs) nothingLeft() {
 	}
 }
 
+func TestHotRestartVersionIsFoundBesideWarnings(t *testing.T) {
+	dir := t.TempDir()
+	warns := script(t, dir, "warns", `echo "[2026-11-22 06:28:04.272][350][warning][misc] control groups 1.2" >&2; echo 11.104 >&2; echo`)
+	if v, err := HotRestartVersion(t.Context(), warns); err != nil || v != "11.104" {
+		t.Errorf("%q, %v", v, err)
+	}
+	if v, err := HotRestartVersion(t.Context(), script(t, dir, "mute", `echo no; echo 1`)); err == nil || !strings.Contains(err.Error(), `"no"`) {
+		t.Errorf("%q, %v", v, err)
+	}
+}
+
 func TestEnvoysOfAllVersionsTakeOverFromEachOther(t *testing.T) {
 	newest := testenv.EnvoyVersion
 	for i, pair := range [][2]string{

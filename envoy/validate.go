@@ -13,6 +13,9 @@ const (
 	versionTime  = 10 * time.Second
 	validateTime = 30 * time.Second
 	mostReport   = 64 << 10
+	// drainLimit bounds how long what a binary started may hold its output open after its end: it may be a wrapper. A busy
+	// machine takes a second to read the output of one that has ended well.
+	drainLimit = 10 * time.Second
 )
 
 // InvalidError says that an Envoy does not take a configuration.
@@ -70,7 +73,7 @@ func ask(ctx context.Context, path string, timeout time.Duration, args ...string
 	cmd.Stdout, cmd.Stderr = out, out
 	ownGroup(cmd)
 	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) }
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = drainLimit
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		err = fmt.Errorf("no answer within %v: %w", timeout, context.Cause(ctx))

@@ -49,11 +49,27 @@ func (sc *scrape) writeApplicationFirst(m *exposition.Merger) {
 	app.begin(m, true)
 	waits := app.copying.Until(envoysNames...)
 	inTime()
-	if waits {
-		defer sc.envoy.endBy(sc.leaving())()
+	if !waits {
+		app.finish() // which leaves Envoy the memory that it was read in
+		sc.pause()
+		sc.envoy.copyTo(m, false)
+		return
 	}
+	defer sc.envoy.endBy(sc.leaving())()
 	sc.envoy.copyTo(m, false)
 	app.finish()
+}
+
+// pause tells that there is nothing to do until Envoy answers.
+func (sc *scrape) pause() {
+	if sc.Paused == nil {
+		return
+	}
+	select {
+	case <-sc.envoy.answered:
+	default:
+		sc.Paused()
+	}
 }
 
 // leaving is when Envoy has to end so that there is time for the rest of the application, which may have begun late.

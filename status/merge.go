@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -88,37 +87,31 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer done()
-	sc := s.begin(ctx, r, took)
+	kit := s.kits.take()
+	sc := s.begin(ctx, r, took, kit)
 	defer sc.close()
 	if err := sc.nothing(); err != nil {
+		s.kits.leave(kit)
 		http.Error(w, fmt.Sprintf("no metrics: %v", err), http.StatusServiceUnavailable)
 		return
 	}
 	format := sc.format(ctx, took/4)
 	w.Header().Set("Content-Type", format.ContentType())
-	out, finish := compressed(w, r)
-	defer finish()
-	m := s.merger(out, format)
-	sc.write(m)
-	m.Reset(io.Discard, format) // what waits for its next use holds nothing of this one
-	s.mergers.Put(m)
+	sc.writeTo(w, r, kit, format)
+	s.kits.leave(kit)
 	if s.Scraped != nil {
 		s.Scraped()
 	}
 }
 
-// merger gives one that was used before, if there is: it has its memory, and knows most of what it will read.
-func (s *Server) merger(w io.Writer, f exposition.Format) *exposition.Merger {
-	m, ok := s.mergers.Get().(*exposition.Merger)
-	if !ok {
-		return exposition.NewMerger(w, f)
-	}
-	m.Reset(w, f)
-	return m
+func (sc *scrape) writeTo(w http.ResponseWriter, r *http.Request, kit *kit, format exposition.Format) {
+	out, finish := kit.compressed(w, r)
+	defer finish() // also after a panic: nobody else ends what compresses besides
+	sc.write(kit.mergerTo(out, format))
 }
 
 // begin asks all sources, Envoy last.
-func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration) *scrape {
+func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration, kit *kit) *scrape {
 	end := time.Now().Add(took)
 	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept")), early: end.Add(-took / 4)}
 	apps := s.Metrics.Applications
@@ -140,7 +133,7 @@ func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration)
 		s.ask(ctx, sc.envoy, address, acceptText, nil)
 	}
 	sc.agent = &source{kind: sourceAgent}
-	sc.own, sc.agent.err = s.gather()
+	sc.own, sc.agent.err = s.gather(&kit.own)
 	<-foreseen // which gathering has waited for, too
 	return sc
 }
@@ -180,14 +173,14 @@ func (sc *scrape) close() {
 	}
 }
 
-// gather gives the agent's metrics as text. What could be gathered beside an error is kept.
-func (s *Server) gather() (text []byte, err error) {
+// gather gives the agent's metrics as text, in a buffer. What could be gathered beside an error is kept.
+func (s *Server) gather(buf *bytes.Buffer) (text []byte, err error) {
 	if s.Gatherer == nil {
 		return nil, nil
 	}
 	families, err := s.Gatherer.Gather()
-	var buf bytes.Buffer
-	encoder := expfmt.NewEncoder(&buf, expfmt.NewFormat(expfmt.TypeTextPlain))
+	buf.Reset()
+	encoder := expfmt.NewEncoder(buf, expfmt.NewFormat(expfmt.TypeTextPlain))
 	for _, f := range families {
 		err = errors.Join(err, encoder.Encode(f))
 	}

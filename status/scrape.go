@@ -60,7 +60,6 @@ func newScraper() *http.Client {
 			DisableKeepAlives:      true,
 			DisableCompression:     true, // on one machine that costs more than it saves
 			MaxResponseHeaderBytes: 64 << 10,
-			ReadBufferSize:         16 << 10,
 		},
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {
 			if r.URL.Host != via[0].URL.Host || len(via) > mostRedirects {

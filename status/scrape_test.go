@@ -231,7 +231,7 @@ func tail(s string) string { return s[max(0, len(s)-2000):] }
 func gatherText(t *testing.T, g prometheus.Gatherer) string {
 	t.Helper()
 	s := &Server{Config: Config{Gatherer: g}}
-	text, err := s.gather()
+	text, err := s.gather(&bytes.Buffer{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +42,8 @@ type Config struct {
 	Started time.Time
 	// Scraped is called after each scrape that was answered; nil for none.
 	Scraped func()
+	// Paused is called in a scrape that has nothing to do until Envoy answers, which may be soon; nil for none.
+	Paused func()
 	// Answered is called after each request; nil for none.
 	Answered func()
 	// NoProfiles leaves /debug/pprof/ out.
@@ -73,7 +74,7 @@ type Server struct {
 	crowd    crowd
 	scraper  *http.Client
 	scrapes  *turns
-	mergers  sync.Pool // of *exposition.Merger
+	kits     kits
 	app      *appProbes
 	ready    atomic.Bool // was ready once
 	seen     sightings

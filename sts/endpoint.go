@@ -9,6 +9,9 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 // EndpointConfig says where tokens are exchanged by RFC 8693.
@@ -17,6 +20,8 @@ type EndpointConfig struct {
 	URL string
 	// RootFile holds the PEM certificates that the server's has to lead to; empty is the system's.
 	RootFile string
+	// Policy narrows what is offered to the server.
+	Policy tlspolicy.Policy
 	// ClientID and ClientSecret, when set, are sent as RFC 6749 section 2.3.1 has it (HTTP Basic). The secret is
 	// fetched for each exchange.
 	ClientID     string
@@ -41,7 +46,7 @@ func NewEndpoint(config EndpointConfig) (*Endpoint, error) {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
-	return &Endpoint{config: config, url: u, upstream: newUpstream(config.RootFile)}, nil
+	return &Endpoint{config: config, url: u, upstream: newUpstream(dial.TLS{RootFile: config.RootFile, Policy: config.Policy})}, nil
 }
 
 // Name is the endpoint's address.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 )
 
@@ -119,7 +120,7 @@ func NewMetadataFetcher(config MetadataConfig) (*MetadataFetcher, error) {
 	if _, err := http.NewRequest(http.MethodGet, address, nil); err != nil {
 		return nil, fmt.Errorf("sts: address of the metadata server %s: %w", config.URL, err)
 	}
-	return &MetadataFetcher{config: config, url: address, upstream: newUpstream(""), turn: make(chan struct{}, 1)}, nil
+	return &MetadataFetcher{config: config, url: address, upstream: newUpstream(dial.TLS{}), turn: make(chan struct{}, 1)}, nil
 }
 
 // Fetch gives the token that is held, or asks for one.

@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 // Google's addresses and what is asked for when the client does not say.
@@ -32,6 +35,8 @@ type GoogleConfig struct {
 	TokenURL, ImpersonationURL string
 	// RootFile holds the PEM certificates that the servers' have to lead to; empty is the system's.
 	RootFile string
+	// Policy narrows what is offered to the server.
+	Policy tlspolicy.Policy
 	// Now is time; nil is the machine's.
 	Now func() time.Time
 }
@@ -66,7 +71,7 @@ func NewGoogle(config GoogleConfig) (*Google, error) {
 		tokenURL: tokenURL,
 		impersonation: strings.TrimSuffix(base.String(), "/") + "/v1/projects/-/serviceAccounts/" +
 			url.PathEscape(config.ServiceAccount) + ":generateAccessToken",
-		upstream: newUpstream(config.RootFile),
+		upstream: newUpstream(dial.TLS{RootFile: config.RootFile, Policy: config.Policy}),
 	}, nil
 }
 

@@ -28,10 +28,10 @@ type upstream struct {
 	client *http.Client
 }
 
-func newUpstream(rootFile string) *upstream {
+func newUpstream(to dial.TLS) *upstream {
 	transport := &http.Transport{
 		DialContext:            (&net.Dialer{Timeout: attemptTime}).DialContext,
-		DialTLSContext:         dialTLS(rootFile),
+		DialTLSContext:         dialTLS(to),
 		MaxIdleConnsPerHost:    2,
 		IdleConnTimeout:        30 * time.Second,
 		MaxResponseHeaderBytes: 64 << 10,
@@ -45,13 +45,13 @@ func newUpstream(rootFile string) *upstream {
 }
 
 // dialTLS reads the roots anew for each connection.
-func dialTLS(rootFile string) func(ctx context.Context, network, address string) (net.Conn, error) {
+func dialTLS(to dial.TLS) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
 			return nil, err
 		}
-		config, err := dial.TLS{RootFile: rootFile}.Config(host)
+		config, err := to.Config(host)
 		if err != nil {
 			return nil, err
 		}

@@ -86,6 +86,7 @@ func (c *Config) transport(encrypted bool) *roundTripper {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: 64 << 10,
 	}
+	c.Policy.Narrow(verified.TLSClientConfig)
 	anyone := verified.Clone()
 	anyone.TLSClientConfig.InsecureSkipVerify = true
 	return &roundTripper{config: c, verified: verified, anyone: anyone, encrypted: encrypted}

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 // Config is what Modules need.
@@ -46,6 +47,8 @@ type Config struct {
 	Blocked []netip.Prefix
 	// Roots are what servers are verified against; nil is the system's.
 	Roots *x509.CertPool
+	// Policy narrows what is offered to servers.
+	Policy tlspolicy.Policy
 
 	Logger *slog.Logger
 	// Metrics is where the metrics are registered; nil for nowhere.

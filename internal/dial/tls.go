@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 // SystemRoots, as a root file, stands for the roots of the operating system.
@@ -26,6 +28,8 @@ type TLS struct {
 	// CertFile and KeyFile, when set, are a client certificate. One that is missing or expired is not presented: the
 	// token has to do then.
 	CertFile, KeyFile string
+	// Policy narrows what is offered to the server.
+	Policy tlspolicy.Policy
 }
 
 // Config reads the files and gives the configuration for one connection to a server of the given name.
@@ -47,6 +51,7 @@ func (t TLS) Config(host string) (*tls.Config, error) {
 			c.Certificates = []tls.Certificate{cert}
 		}
 	}
+	t.Policy.Narrow(c)
 	return c, nil
 }
 

@@ -27,6 +27,14 @@ var kinds = map[string]kind{
 	"info": info, "stateset": stateset, "gaugehistogram": gaugeHistogram,
 }
 
+// kindOf reads a kind's word, in whatever case.
+func kindOf(word []byte) (k kind, ok bool) {
+	if k, ok = kinds[string(word)]; !ok {
+		k, ok = kinds[strings.ToLower(string(word))]
+	}
+	return k, ok
+}
+
 // textNames and openNames are the words for a kind. Text has no word for some: they become what holds their values.
 var (
 	textNames = [...]string{"untyped", "counter", "gauge", "histogram", "summary", "gauge", "gauge", "histogram"}

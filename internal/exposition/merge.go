@@ -1,7 +1,6 @@
 package exposition
 
 import (
-	"bufio"
 	"errors"
 	"io"
 	"math"
@@ -13,7 +12,7 @@ const renamed = "app_"
 // Merger writes the metrics of several sources as one exposition. The sources are copied one after the other; a family
 // is the first source's that has it, see Source for what becomes of others.
 type Merger struct {
-	out    *bufio.Writer
+	out    output
 	format Format
 	names  *names
 	seen   *seen
@@ -55,15 +54,18 @@ type Copied struct {
 
 // NewMerger writes to w in a format.
 func NewMerger(w io.Writer, f Format) *Merger {
-	return &Merger{out: bufio.NewWriterSize(w, 128<<10), format: f, names: newNames(), seen: newSeen()}
+	return &Merger{out: output{to: w}, format: f, names: newNames(), seen: newSeen()}
 }
 
 // Reset has a merger that was closed write another exposition. It reads what it has seen before in less time.
 func (m *Merger) Reset(w io.Writer, f Format) {
-	m.out.Reset(w)
+	m.out.reset(w)
 	m.format, m.source, m.later = f, 0, nil
 	m.names.forget()
 }
+
+// Rest gives up the memory that a merger needs only while it merges. Between two expositions.
+func (m *Merger) Rest() { m.windows, m.out.put, m.buf = nil, nil, nil }
 
 // Reserve keeps names of families from the sources that are copied until Release.
 func (m *Merger) Reserve(names ...string) {
@@ -98,6 +100,7 @@ func (m *Merger) Begin(from io.Reader, s Source) *Copying {
 	m.source++
 	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut}
+	r.in.moving = m.out.settle
 	if n := len(m.windows); n > 0 {
 		r.in.buf, m.windows = m.windows[n-1], m.windows[:n-1]
 	}
@@ -121,6 +124,7 @@ func (c *Copying) Finish() (Copied, error) {
 
 // keep has the next source read where this one was, unless that had lines of unusual length.
 func (m *Merger) keep(in *lines) {
+	m.out.settle()
 	if len(in.buf) == firstBuffer {
 		m.windows = append(m.windows, in.buf)
 	}
@@ -135,7 +139,7 @@ func (c *copier) result(r *reader) Copied {
 func (m *Merger) Comment(text string) {
 	if m.format == Text {
 		m.buf = appendComment(m.buf[:0], text)
-		_, _ = m.out.Write(m.buf)
+		m.out.write(m.buf)
 	}
 }
 
@@ -151,9 +155,9 @@ func (m *Merger) Flush() {
 func (m *Merger) Close() error {
 	m.Flush()
 	if m.format == OpenMetrics {
-		_, _ = m.out.WriteString("# EOF\n")
+		m.out.write([]byte("# EOF\n"))
 	}
-	return m.out.Flush()
+	return m.out.flush()
 }
 
 // copier writes one source's families.
@@ -168,13 +172,14 @@ type copier struct {
 	numbered             kind // whose samples have a label that is a number
 	prefix               string
 	writing              bool
+	stem                 []byte // what the last line had before its labels, if it passed as it stood; the family's next ones begin so too
 	families, duplicates int
 }
 
 // open decides what becomes of a family: its name is free, or it is this source's own from before, or it is renamed, or
 // left out.
 func (c *copier) open(f *family) {
-	c.original, c.current, c.numbered, c.prefix, c.writing = *f, *f, f.numbered(), "", true
+	c.original, c.current, c.numbered, c.prefix, c.writing, c.stem = *f, *f, f.numbered(), "", true, c.stem[:0]
 	if c.names.claim(&c.current, c.format, c.id) {
 		c.describe()
 		return
@@ -234,7 +239,7 @@ func (c *copier) describe() {
 		b = append(append(append(append(b, "# UNIT "...), name...), ' '), c.current.unit...)
 		b = append(b, '\n')
 	}
-	_, _ = c.out.Write(b)
+	c.out.write(b)
 	c.buf = b
 }
 
@@ -252,8 +257,12 @@ func (c *copier) sample(s *sample, suffix string) bool {
 		return false
 	}
 	c.buf = c.appendSample(c.buf[:0], s, suffix)
-	_, _ = c.out.Write(c.buf)
-	c.learn(s, c.buf)
+	if s.stands(c.buf) {
+		c.learn(s)
+		c.out.pass(s.line[:len(c.buf)])
+	} else {
+		c.out.write(c.buf)
+	}
 	return true
 }
 

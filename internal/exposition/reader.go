@@ -190,17 +190,18 @@ func (r *reader) describe(keyword string, name, rest []byte) {
 		return // said too late, or again
 	case !same:
 		r.close()
-		r.head, r.known = family{name: string(name), header: string(name), plain: true}, true
+		named := string(name)
+		r.head, r.known = family{name: named, header: named, plain: true}, true
 	}
 	f := &r.head
 	switch keyword {
 	case "TYPE":
-		k, ok := kinds[strings.ToLower(string(rest[:tokenEnd(rest, 0)]))]
+		k, ok := kindOf(rest[:tokenEnd(rest, 0)])
 		if !ok {
 			r.invalid++
 		}
 		if !f.typed {
-			typed := newFamily(string(name), k, r.format)
+			typed := newFamily(f.header, k, r.format)
 			typed.help, typed.helped, typed.unit = f.help, f.helped, f.unit
 			*f = typed
 		}

@@ -39,12 +39,14 @@ func (c *copier) set(labels []byte) uint64 {
 	return maphash.Bytes(c.seen.seed, labels) + uint64(c.numbered)<<1 + uint64(c.format) | 1<<63
 }
 
-// learn remembers the labels of a sample that was written as it stood.
-func (c *copier) learn(s *sample, written []byte) {
-	if len(s.pairs) == 0 || s.time.to > 0 || s.exemplarPresent || len(written) != len(s.line)+1 {
-		return
-	}
-	if string(written[:len(s.line)]) == string(s.line) {
+// stands says whether a sample that is to be written so, with the end of its line, is so where it was read.
+func (s *sample) stands(written []byte) bool {
+	return len(written) == len(s.line)+1 && cap(s.line) >= len(written) && string(s.line[:len(written)]) == string(written)
+}
+
+// learn remembers the labels of a sample that is written as it stands.
+func (c *copier) learn(s *sample) {
+	if len(s.pairs) > 0 && s.time.to == 0 && !s.exemplarPresent {
 		c.seen.add(c.set(s.line[s.name.to : s.labels.to+1]))
 	}
 }
@@ -67,7 +69,7 @@ func (c *copier) verbatim(text []byte, f *family) (taken int) {
 		taken += end + 1
 	}
 	if taken > 0 {
-		_, _ = c.out.Write(text[:taken])
+		c.out.pass(text[:taken])
 	}
 	return taken
 }
@@ -79,7 +81,7 @@ func (c *copier) verbatimCut(text []byte, f *family) (taken int) {
 		if end == 0 || c.cut.of(text[taken:taken+end]) != f.cut || !c.known(text[taken+f.cut:taken+end-1], f) {
 			break
 		}
-		_, _ = c.out.Write(text[taken+f.cut : taken+end])
+		c.out.write(text[taken+f.cut : taken+end])
 		taken += end
 	}
 	return taken
@@ -88,11 +90,24 @@ func (c *copier) verbatimCut(text []byte, f *family) (taken int) {
 // known says whether a line is of the family, with labels that were seen before, or none, and one plain number.
 func (c *copier) known(line []byte, f *family) bool {
 	at := plainNumber(line)
-	if at == len(line) || at < 2 || line[at-1] != ' ' || len(f.name) >= at || string(line[:len(f.name)]) != f.name {
+	if at == len(line) || at < 2 || line[at-1] != ' ' {
+		return false
+	}
+	if n := len(c.stem); n > 0 && n < at && string(line[:n]) == string(c.stem) {
+		return c.seen.has(c.set(line[n-1 : at-1]))
+	}
+	if len(f.name) >= at || string(line[:len(f.name)]) != f.name {
 		return false
 	}
 	rest, ok := f.cutSuffix(line[len(f.name) : at-1])
-	return ok && (len(rest) == 0 || (rest[0] == '{' && c.seen.has(c.set(rest))))
+	if !ok || len(rest) == 0 {
+		return ok
+	}
+	if rest[0] != '{' || !c.seen.has(c.set(rest)) {
+		return false
+	}
+	c.stem = append(c.stem[:0], line[:at-len(rest)]...) // with the brace
+	return true
 }
 
 // cutSuffix cuts what a sample's name adds to the family's, as owns does. What does not go into each format stays out.
@@ -115,6 +130,9 @@ func (f *family) cutSuffix(rest []byte) ([]byte, bool) {
 // stands; the line's end if there is none.
 func plainNumber(line []byte) int {
 	at, whole := len(line), true
+	if at > 1 && line[at-2] == ' ' && line[at-1] >= '0' && line[at-1] <= '9' {
+		return at - 1 // most are a single digit
+	}
 	for at > 0 && line[at-1] != ' ' {
 		at--
 		if c := line[at]; c < '0' || c > '9' {

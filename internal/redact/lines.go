@@ -18,6 +18,15 @@ const (
 	keyBegins  = "-----BEGIN "
 	keyEnds    = "-----END "
 	keyMark    = "PRIVATE KEY-----"
+	markDashes = "-----"
+)
+
+var (
+	// tornMark is the beginning of a key's first line, cut off between its last dashes; tornEnd that of the last, after END.
+	tornMark = regexp.MustCompile(`^-----BEGIN [A-Z ]*PRIVATE KEY(-{0,4})`)
+	tornEnd  = regexp.MustCompile(`^[A-Z ]*PRIVATE KEY(-{0,4})`)
+	// wholeMark is the first or last line of what may be shown, as a public key is.
+	wholeMark = regexp.MustCompile(`-----(BEGIN|END) [A-Z ]*KEY-----`)
 )
 
 // fieldLine is a line of a message that goes over several: a field of a protocol buffer's text, of YAML, or of JSON.
@@ -27,6 +36,7 @@ var fieldLine = regexp.MustCompile(`^\s*(?:- )?"?([A-Za-z0-9_.-]+)"?\s*(:?)\s*(.
 // and what is in a field that is named as a secret is. It is for one text, and for one caller at a time.
 type Lines struct {
 	key     int  // lines of a key so far; 0 is none
+	torn    int  // dashes that the first or last line of a key still lacks, since another's text came before them; 0 is none
 	foreign int  // lines within it that are none of a key
 	hidden  int  // the indentation of the field that is a secret, and one; 0 is none
 	listed  bool // the elements of a list in it may stand as far to the left as its name, as YAML has them
@@ -81,49 +91,90 @@ func mayName(line string) bool {
 	return slices.ContainsFunc(stems, func(stem string) bool { return strings.Contains(line, stem) })
 }
 
-var oneLineKeys = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)`)
-})
-
 // Key leaves a private key out, whichever lines it goes over, and whatever of others it is glued to in them. It says whether
 // the line is of a key to its end: then there is nothing left of it, unless it is the first.
 func (l *Lines) Key(line string) (rest string, all bool) {
 	if l.key > 0 {
 		return l.within(line)
 	}
-	begin := strings.LastIndex(line, keyBegins)
-	if begin < 0 {
-		if restOfMark(line) {
-			l.key, l.foreign = 1, 0
+	if !strings.Contains(line, keyBegins) {
+		return l.outside(line), false
+	}
+	line, after, open := withoutKeys(line)
+	if open {
+		if strings.Contains(after, keyEnds) { // cut off within its last mark
+			return line, false
 		}
-		return line, false
+		l.begin()
+		return line + afterMark(after), false
 	}
-	_, after, ok := strings.Cut(line[begin:], keyMark)
-	switch {
-	case !ok:
-		return line, false
-	case strings.Contains(line[begin:], keyEnds): // in one line, with whatever stands for the ends of lines
-		return oneLineKeys().ReplaceAllString(line, redacted), false
+	if begin := strings.LastIndex(line, keyBegins); begin >= 0 {
+		l.tear(line[begin:])
 	}
-	l.key, l.foreign = 1, 0
-	if trimEnds(after) == "" {
-		after = ""
-	}
-	return line[:begin] + redacted + withoutPieces(after), false
+	return line, false
 }
+
+// tear remembers a key's first line that another's text comes into between its dashes. The rest may be in the line already.
+func (l *Lines) tear(line string) {
+	m := tornMark.FindStringSubmatch(line)
+	if m == nil {
+		if restOfMark(line) {
+			l.begin()
+		}
+		return
+	}
+	l.torn, l.foreign = len(markDashes)-len(m[1]), 0
+	l.mend(line[len(m[0]):])
+}
+
+// outside is for a line before any key: the rest of a torn mark makes the next one a key's.
+func (l *Lines) outside(line string) string {
+	switch {
+	case restOfMark(line):
+		l.begin()
+	case l.torn > 0:
+		l.mend(line)
+	}
+	return line
+}
+
+// mend looks for the dashes that a torn mark lacks, at the end of a line: what follows them is the key's.
+func (l *Lines) mend(line string) {
+	if l.lacks(line) {
+		l.begin()
+		return
+	}
+	if l.foreign++; l.foreign > mostForeignLines {
+		l.torn = 0
+	}
+}
+
+// lacks says whether a line ends with what a torn mark lacks.
+func (l *Lines) lacks(line string) bool {
+	return l.torn > 0 && strings.HasSuffix(trimEnds(line), markDashes[:l.torn])
+}
+
+func (l *Lines) begin() { l.key, l.torn, l.foreign = 1, 0, 0 }
+
+func (l *Lines) over() { l.key, l.torn = 0, 0 }
 
 // within is for a line after a key's first.
 func (l *Lines) within(line string) (rest string, all bool) {
-	if end := strings.Index(line, keyEnds); end >= 0 {
+	another := ofAnother(line)
+	if end := strings.Index(line, keyEnds); end >= 0 && !another {
 		return l.end(line[:end], line[end+len(keyEnds):])
 	}
-	if strings.Contains(line, keyBegins) {
-		l.key = 0
+	if strings.Contains(line, keyBegins) && !another {
+		l.over()
 		return l.Key(line) // another begins
 	}
 	if restOfMark(line) {
-		l.key = 0
+		l.over()
 		return "", true
+	}
+	if l.lacks(line) {
+		l.over()
+		return withoutPieces(line), false
 	}
 	l.key++
 	of := ofKey(line)
@@ -131,7 +182,7 @@ func (l *Lines) within(line string) (rest string, all bool) {
 		l.foreign++
 	}
 	if l.key > mostKeyLines || l.foreign > mostForeignLines {
-		l.key = 0
+		l.over()
 		return line, false
 	}
 	if of {
@@ -140,11 +191,10 @@ func (l *Lines) within(line string) (rest string, all bool) {
 	return withoutPieces(line), false
 }
 
-// restOfMark says whether a line is the rest of a key's first or last line, of which the beginning was written before
+// restOfMark says whether a line ends with the rest of a key's first or last line, of which the beginning was written before
 // another's.
 func restOfMark(line string) bool {
-	words, ok := strings.CutSuffix(trimEnds(line), "Y-----")
-	return ok && !strings.HasPrefix(words, keyEnds) && strings.Trim(words, "-ABCDEFGHIJKLMNOPQRSTUVWXYZ ") == ""
+	return strings.HasSuffix(trimEnds(line), "Y-----") && !wholeMark.MatchString(line)
 }
 
 // end is for a key's last line: before is what it has before the mark of the end, and after what follows the mark's beginning.
@@ -154,9 +204,15 @@ func (l *Lines) end(before, after string) (rest string, all bool) {
 	}
 	_, behind, whole := strings.Cut(after, "-----")
 	if !whole { // another's text came into the mark, of which the rest is still to come
+		if m := tornEnd.FindStringSubmatch(after); m != nil {
+			l.torn = len(markDashes) - len(m[1])
+			if l.lacks(after[len(m[0]):]) {
+				l.over()
+			}
+		}
 		return withoutPieces(before) + strings.TrimLeft(after, "ABCDEFGHIJKLMNOPQRSTUVWXYZ -"), false
 	}
-	l.key = 0
+	l.over()
 	if trimEnds(behind) == "" {
 		behind = ""
 	}
@@ -164,26 +220,6 @@ func (l *Lines) end(before, after string) (rest string, all bool) {
 		return "", true
 	}
 	return l.Key(withoutPieces(before) + behind) // another may begin
-}
-
-// withoutPieces leaves out of a line what a line of a key left at its ends: the writes of several writers are cut
-// anywhere.
-func withoutPieces(line string) string {
-	n := 0
-	for n < len(line) && base64Byte(line[n]) {
-		n++
-	}
-	if n >= leastPiece || n > 0 && n < len(line) && (line[n] == '[' || line[n] == '{') { // as lines of logs begin
-		line = redacted + line[n:]
-	}
-	n = len(line)
-	for n > 0 && base64Byte(line[n-1]) {
-		n--
-	}
-	if len(line)-n >= leastPiece {
-		line = line[:n] + redacted
-	}
-	return line
 }
 
 // trimEnds leaves out what is around the lines of a text that is quoted line by line.

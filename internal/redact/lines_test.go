@@ -53,22 +53,101 @@ func TestSecretsOverSeveralLinesAreLeftOut(t *testing.T) {
 	}
 }
 
-// TestKeyThatOthersWriteIntoIsLeftOut wherever its write was cut, but for the dashes of its first line.
+var splitKey = []string{strings.Repeat("MIIEvQIB", 8), strings.Repeat("ADANBgkq", 8), strings.Repeat("hkiG9w0B", 8), "AQEF+/A="}
+
+func wholeKey() string {
+	return "-----BEGIN RSA PRIVATE KEY-----\n" + strings.Join(splitKey, "\n") + "\n-----END RSA PRIVATE KEY-----\n"
+}
+
+// TestKeyThatOthersWriteIntoIsLeftOut wherever its write was cut.
 func TestKeyThatOthersWriteIntoIsLeftOut(t *testing.T) {
 	const others = "[2026-11-21 18:10:34.573][7749][debug] all is well\nGET /books 200\n"
-	lines := []string{strings.Repeat("MIIEvQIB", 8), strings.Repeat("ADANBgkq", 8), strings.Repeat("hkiG9w0B", 8), "AQEF+/A="}
-	key := "-----BEGIN RSA PRIVATE KEY-----\n" + strings.Join(lines, "\n") + "\n-----END RSA PRIVATE KEY-----\n"
-	dashes := strings.Index(key, "-----\n")
+	key := wholeKey()
 	for cut := range key {
 		got := byLine(key[:cut] + others + key[cut:] + "after it\n")
 		if !strings.Contains(got, "GET /books 200\n") || !strings.Contains(got, "\nafter it") || !strings.Contains(got, "[2026-11-21 18:10:34.573][7749][debug] all is well\n") {
 			t.Errorf("cut at %d, more is left out than the key:\n%s", cut, got)
 		}
-		for _, line := range lines {
-			if found := strings.Contains(got, line[:8]); found && (cut < dashes || cut > dashes+5) {
+		for _, line := range splitKey {
+			if strings.Contains(got, line[:8]) {
 				t.Errorf("cut at %d, some of the key is left:\n%s", cut, got)
 			}
 		}
+	}
+}
+
+// TestKeyThatPiecesOfLinesAreWrittenIntoIsLeftOut but for less than what counts as a piece of one. What goes to a pipe is cut
+// where its pages end: never twice in one line.
+func TestKeyThatPiecesOfLinesAreWrittenIntoIsLeftOut(t *testing.T) {
+	key := wholeKey()
+	for _, others := range []string{"GET /a ", " /books 20", "0 - -\nGET /boo", "0\n{\"a\":", "\n", "[2026-11-21 18:10:34.573][7749][debug] "} {
+		for cut := range key {
+			for again := cut + 80; again <= len(key); again += 7 {
+				got := byLine(key[:cut] + others + key[cut:again] + others + key[again:] + "GET /after it\n")
+				if !strings.Contains(got, "/after it\n") {
+					t.Errorf("%q at %d and %d, more is left out than the key:\n%s", others, cut, again, got)
+				}
+				for _, line := range splitKey[:3] {
+					for at := 0; at+leastPiece <= len(line); at++ {
+						if strings.Contains(got, line[at:at+leastPiece]) {
+							t.Fatalf("%q at %d and %d, some of the key is left:\n%s", others, cut, again, got)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestKeyInOneLineIsLeftOut whatever comes after it there.
+func TestKeyInOneLineIsLeftOut(t *testing.T) {
+	const certificate = `-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----`
+	for _, newline := range []string{`\n`, `\r\n`, `\\n`, "%0A", " "} {
+		key := "-----BEGIN RSA PRIVATE KEY-----" + newline + strings.Join(splitKey, newline) + newline
+		end := "-----END RSA PRIVATE KEY-----"
+		for _, c := range []struct{ in, want string }{
+			{"x " + key + end + certificate, "x [redacted]" + certificate},
+			{certificate + key + end + " -----BEGIN", certificate + "[redacted] -----BEGIN"},
+			{"x " + key, "x [redacted]"},
+			{"x " + key[:len(key)-20], "x [redacted]"},
+			{"x " + key + end[:20], "x [redacted]"},
+			{"x " + key + " " + key + end + " y", "x [redacted] y"},
+			{"x " + key + end + " " + key + end + " y", "x [redacted] [redacted] y"},
+		} {
+			if got := byLine(c.in); got != c.want {
+				t.Errorf("%s: got\n%s\nwant\n%s", c.in, got, c.want)
+			}
+		}
+	}
+	line := "-----BEGIN PRIVATE KEY-----" + strings.Join(splitKey, `\n`) + `\n`
+	if got := byLine("x " + line); strings.Contains(got, splitKey[1][:leastPiece]) {
+		t.Errorf("some of the key is left: %s", got)
+	}
+}
+
+// TestCertificateWithinAKeyIsNotItsEnd when several writers write.
+func TestCertificateWithinAKeyIsNotItsEnd(t *testing.T) {
+	const begin, end = "[x] -----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+	in := strings.Join([]string{"-----BEGIN PRIVATE KEY-----", splitKey[0], begin, splitKey[1], end, splitKey[2], "-----END PRIVATE KEY-----", "y"}, "\n")
+	if got, want := byLine(in), "[redacted]\n"+begin+"\n"+end+"\ny"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// What an access log says is up to callers: looking for keys in it has to cost little.
+func BenchmarkLinesFullOfMarks(b *testing.B) {
+	line := strings.Repeat("-----BEGIN PRIVATE KEY-----", 300) + "-----BEGIN A PRIVATE KEY----- " + keyEnds
+	b.SetBytes(int64(len(line)))
+	for b.Loop() {
+		var l Lines
+		l.Key(line)
+	}
+}
+
+func TestPublicKeysStay(t *testing.T) {
+	const text = "-----BEGIN PUBLIC KEY-----\nMIIEvQIBADANBgkqMIIEvQIBADANBgkq\n-----END PUBLIC KEY-----\nx\n-----BEGIN PRIVATE KEY is missing\nMIIEvQIBADANBgkqMIIEvQIBADANBgkq\n"
+	if got := byLine(text); got != text {
+		t.Errorf("got\n%s", got)
 	}
 }
 
