@@ -22,6 +22,8 @@ const (
 	keepPatience = 5 * time.Second
 	// retryKeeping is how long after a failure everything is asked for anew, to be kept; it doubles up to maxRetryKeeping.
 	retryKeeping, maxRetryKeeping = time.Minute, time.Hour
+	// maxBreath bounds the pauses in writing what is large.
+	maxBreath = 20 * time.Millisecond
 	// keptScratch bounds the buffer that is kept from resource to resource.
 	keptScratch = 1 << 20
 )
@@ -32,8 +34,14 @@ type keeper struct {
 	log   *slog.Logger
 	todo  chan func()
 	stage atomic.Uint64
-	// scratch is where resources are put together. Only the writer uses it.
+	// Only the writer uses what follows. scratch is where resources are put together.
 	scratch []byte
+	// since is when what is done was begun, over ends the watch over it, and ending is closed when no time is left.
+	since  time.Time
+	over   func()
+	ending <-chan struct{}
+	// passed is told how much of what is written was read, if it is set.
+	passed func(read int)
 
 	standing standing
 
@@ -55,6 +63,7 @@ func (k *keeper) runUntil(ctx context.Context, written chan<- struct{}) {
 
 // run writes until the context ends, and then what is still waiting.
 func (k *keeper) run(ctx context.Context) {
+	k.ending = ctx.Done()
 	for {
 		select {
 		case do := <-k.todo:
@@ -75,15 +84,38 @@ func (k *keeper) run(ctx context.Context) {
 
 func (k *keeper) write(do func()) {
 	before := k.store.Status().Failures
-	over := k.watch()
+	k.since, k.over = time.Now(), k.watch()
 	do()
 	if len(k.todo) == 0 {
 		k.store.Flush()
 	}
-	over()
+	k.over()
+	k.over = nil
 	if k.store.Status().Failures != before {
 		k.fail()
 	}
+}
+
+// breathe is for the middle of what takes long: while nothing else waits to be written, two thirds of the time are left to
+// others, Envoy above all. The disk's patience begins anew.
+func (k *keeper) breathe(read int) {
+	if k.passed != nil {
+		k.passed(read)
+	}
+	if k.over == nil {
+		return
+	}
+	k.store.Flush()
+	k.over()
+	if len(k.todo) == 0 {
+		timer := time.NewTimer(min(2*time.Since(k.since), maxBreath))
+		select {
+		case <-timer.C:
+		case <-k.ending:
+			timer.Stop()
+		}
+	}
+	k.since, k.over = time.Now(), k.watch()
 }
 
 // fail tells the session in force that what it has cannot be kept.
@@ -195,7 +227,7 @@ func (k *keeper) writeResponse(v variant, stage uint64, r response, f *frame) {
 
 // writeResources writes the resources of a response, or of a part of it.
 func (k *keeper) writeResources(stage uint64, r response, f *frame) {
-	i := 0
+	i, written := 0, 0
 	err := walk(f.data, func(number protowire.Number, c *cursor, length int) error {
 		if number != 2 {
 			return c.skip(length)
@@ -209,6 +241,10 @@ func (k *keeper) writeResources(stage uint64, r response, f *frame) {
 			k.store.Resource(stage, r.typeURL, r.resources[i].name, r.resources[i].version, content)
 		}
 		i++
+		if written += length; written >= keepBatch {
+			written = 0
+			k.breathe(f.data.Len() - c.remaining())
+		}
 		return nil
 	})
 	if err != nil {

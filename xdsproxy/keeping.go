@@ -38,6 +38,8 @@ type keeping struct {
 	// due says that Envoy is to get the last good configuration, and offered that it was looked for.
 	due, offered bool
 	timer        <-chan time.Time
+	// resumed counts how often the disk went on that had stood still.
+	resumed int
 	// served says that Envoy got it. It is open until a control plane has answered.
 	served   bool
 	snapshot *lastgood.Snapshot
@@ -51,7 +53,9 @@ type keeping struct {
 	renew       context.CancelCauseFunc // of the stream upstream; nil for none
 	mark, retry *time.Timer
 	markDelays  int
-	retryAfter  time.Duration
+	// held are responses that wait for Envoy's answer before they are written, by their numbers.
+	held       map[uint64]*held
+	retryAfter time.Duration
 }
 
 // refetches says whether control planes are to send everything.
@@ -65,6 +69,7 @@ func (k *keeping) end() {
 		}
 	}
 	k.begun, k.lost, k.retry = false, true, nil
+	k.dropAllHeld()
 	k.closeSnapshot()
 }
 
@@ -115,6 +120,7 @@ func (s *session) beginKeeping() {
 	k, keeper := &s.keeping, s.keeper
 	anew := !k.served || k.refetch
 	k.begun, k.refetch, k.fresh = true, false, anew
+	s.state.forgetStages()
 	if anew {
 		s.state.forgetAnswers()
 	}
@@ -151,6 +157,7 @@ func (s *session) keepFailed() {
 func (s *session) loseKeeping() {
 	k := &s.keeping
 	k.lost = true
+	k.dropAllHeld()
 	k.retryAfter = min(max(2*k.retryAfter, s.relay.config.LastGood.retry), maxRetryKeeping)
 	wait := k.retryAfter
 	if s.disk.inForce() != s.keeper {
@@ -205,21 +212,32 @@ func (s *session) keepHeard(h heard) {
 		return
 	}
 	store := s.keeper.store
+	s.keepPassed()
 	if stage := h.about.stage; stage != 0 {
 		bad, some := rejectedNames(s.proto, h)
-		s.keep(func() {
-			if h.verdict == accepted || some {
-				store.Accepted(stage, bad...)
-			} else {
-				store.Rejected(stage)
-			}
-		})
+		if h.verdict == accepted || some {
+			s.writeHeld(stage)
+			s.keep(func() { store.Accepted(stage, bad...) })
+		} else {
+			k.dropHeld(stage)
+			s.keep(func() { store.Rejected(stage) })
+		}
 	}
 	for _, name := range h.dropped {
 		s.keep(func() { store.Dropped(h.typeURL, name) })
 	}
 	if h.about.stage != 0 || len(h.dropped) > 0 {
 		s.touched()
+	}
+}
+
+// keepPassed forgets the responses that will not be answered any more; the caller holds the lock.
+func (s *session) keepPassed() {
+	passed, store := s.state.passed, s.keeper.store
+	s.state.passed = nil
+	for _, stage := range passed {
+		s.keeping.dropHeld(stage)
+		s.keep(func() { store.Rejected(stage) })
 	}
 }
 

@@ -22,8 +22,8 @@ import (
 )
 
 // restless is a control plane that sends generation after generation: five clusters, of one version, and one more in every
-// other generation. The content grows and shrinks, so that the file is written anew often.
-func restless(generation *atomic.Int64) *upstream {
+// other generation. The content grows and shrinks, up to a size, so that the file is written anew often.
+func restless(generation *atomic.Int64, size int) *upstream {
 	return &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 		for {
 			r, err := s.Recv()
@@ -40,7 +40,7 @@ func restless(generation *atomic.Int64) *upstream {
 			version := strconv.FormatInt(n, 10)
 			answer := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.TypeUrl, Nonce: version}
 			add := func(name string) {
-				content := bytes.Repeat([]byte(name), 1+rand.IntN(40<<10))
+				content := bytes.Repeat([]byte(name), 1+rand.IntN(size))
 				answer.Resources = append(answer.Resources, &discoveryv3.Resource{Name: name, Version: version, Resource: &anypb.Any{TypeUrl: r.TypeUrl, Value: content}})
 			}
 			for i := range 5 {
@@ -61,11 +61,21 @@ func restless(generation *atomic.Int64) *upstream {
 // TestRelayThatIsKilledAtAnyMomentLeavesAStateThatEnvoyAccepted: whole generations, none that was rejected, none older than
 // one that was kept before.
 func TestRelayThatIsKilledAtAnyMomentLeavesAStateThatEnvoyAccepted(t *testing.T) {
+	killAtAnyMoment(t, 40<<10, 8)
+}
+
+// Those go on in parts, are held, and written afterwards.
+func TestRelayThatIsKilledAmongLargeResponsesLeavesAStateThatEnvoyAccepted(t *testing.T) {
+	killAtAnyMoment(t, 2<<20, 4)
+}
+
+func killAtAnyMoment(t *testing.T, size, rounds int) {
+	t.Helper()
 	var generation atomic.Int64
-	address, _ := restless(&generation).listen(t, "127.0.0.1:0", nil)
+	address, _ := restless(&generation, size).listen(t, "127.0.0.1:0", nil)
 	dir := t.TempDir()
-	newest := 0
-	for round := range 8 {
+	newest, began := 0, time.Now()
+	for round := 0; round < rounds || newest == 0 && time.Since(began) < time.Minute; round++ {
 		acceptAndKill(t, address, dir, time.Duration(50+rand.IntN(1200))*time.Millisecond)
 		n := keptGeneration(t, dir)
 		if n < newest {

@@ -28,6 +28,7 @@ type LastGood struct {
 
 	retry, patience time.Duration
 	stands          time.Duration // after which a disk is given up that does not answer
+	unanswered      time.Duration // after which a large response is written of which Envoy has said nothing
 	opening         func()        // before a directory is opened
 }
 
@@ -37,6 +38,7 @@ func (c *LastGood) setDefaults() {
 	c.retry = cmp.Or(c.retry, retryKeeping)
 	c.patience = cmp.Or(c.patience, keepPatience)
 	c.stands = cmp.Or(c.stands, keepPatience)
+	c.unanswered = cmp.Or(c.unanswered, heldPatience)
 }
 
 // LastGoodStatus is what is known of the last good configuration.
@@ -125,6 +127,7 @@ func (r *Relay) runKeeper() (stop func()) {
 func (r *Relay) newKeeper() *keeper {
 	k := newKeeper(r.log)
 	k.standing.patience, k.standing.spare = r.config.LastGood.stands, r.newSpare
+	k.standing.resumed = func() { go r.lookAgain() } // streams may wait for who writes, which is who calls this
 	return k
 }
 

@@ -130,6 +130,17 @@ func TestKeepingFiftyMegabytesTakesNoCopyOfThem(t *testing.T) {
 	}
 }
 
+func TestKeepingFiftyMegabytesThatGoOnInPartsTakesThemOnce(t *testing.T) {
+	if testing.Short() || detector {
+		t.Skip("moves 50 MB, and weighs what the race detector has several times")
+	}
+	dir := t.TempDir()
+	weigh(t, 50, dir, clusterType, 75)
+	if bytes, err := written(dir); err != nil || bytes < 50<<20 {
+		t.Errorf("kept %d bytes, %v", bytes, err)
+	}
+}
+
 // written is how long the file is that is written beside what counts: this Envoy never asks for all.
 func written(dir string) (int64, error) {
 	info, err := os.Stat(filepath.Join(dir, "configuration.new"))

@@ -22,7 +22,7 @@ func (s *session) offer() (<-chan time.Time, error) {
 	s.mu.Lock()
 	k := &s.keeping
 	wanted := s.wantsLastGood()
-	id, keeper := k.id, s.keeper
+	id, keeper, resumed := k.id, s.keeper, k.resumed
 	s.mu.Unlock()
 	switch {
 	case !wanted:
@@ -35,13 +35,14 @@ func (s *session) offer() (<-chan time.Time, error) {
 	}
 	snapshot := s.relay.loadLastGood(s.ctx, keeper, id)
 	s.mu.Lock()
-	k.offered = true
+	k.offered = snapshot != nil || resumed == k.resumed // or else the disk went on meanwhile
 	if snapshot == nil {
 		s.mu.Unlock()
 		return nil, nil
 	}
 	k.served, k.snapshot, k.upToDate = true, snapshot, snapshot.UpToDate
 	k.begun = false // what a control plane began to send does not go on
+	k.dropAllHeld()
 	order := append([]string(nil), s.state.order...)
 	s.mu.Unlock()
 	for _, typeURL := range order {
@@ -254,25 +255,22 @@ func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keeping.renew = renew
-	patience := s.relay.config.LastGood.Silence << min(s.silences, mostSilences)
+	p := patience{lasts: s.relay.config.LastGood.Silence << min(s.silences, mostSilences)}
 	a.heard.Store(time.Now().UnixNano())
 	var timer *time.Timer
-	timer = time.AfterFunc(patience, func() {
+	timer = time.AfterFunc(p.lasts, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.state.hasListeners() || s.state.continued || !s.wantsLastGood() && !s.uplink.several.Load() {
 			return
 		}
 		quiet := time.Since(time.Unix(0, a.heard.Load()))
-		switch {
-		case quiet < patience:
-			timer.Reset(patience - quiet)
-		case !s.state.awaitsAnswer(): // then it is Envoy that takes its time
-			timer.Reset(patience)
-		default:
-			s.silences++
-			renew(errSilent)
+		if again := p.left(quiet, a.upstream.Arrived(), s.state.awaitsAnswer()); again > 0 {
+			timer.Reset(again)
+			return
 		}
+		s.silences++
+		renew(errSilent)
 	})
 	return func() {
 		s.mu.Lock()

@@ -47,6 +47,8 @@ type session struct {
 	// requests come from the reader; it is closed when Envoy has nothing more to say.
 	requests chan *frame
 	finished atomic.Bool // Envoy has ended its side
+	// woken holds one when there may be a last good configuration where there was none.
+	woken chan struct{}
 	// trouble grows while control planes answer and end the stream soon.
 	trouble dial.Backoff
 	// silences counts the control planes that were left because nothing came from them. The session's lock guards it.
@@ -69,7 +71,7 @@ func (r *Relay) serve(v variant, stream *rawgrpc.ServerStream) error {
 	defer cancel(nil)
 	s := &session{
 		relay: r, proto: v, envoy: stream, process: processOf(stream.Context()), ctx: ctx, cancel: cancel,
-		requests: make(chan *frame), state: newStreamState(v),
+		requests: make(chan *frame), woken: make(chan struct{}, 1), state: newStreamState(v),
 		trouble: dial.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
 	}
 	r.tellApart(s)
@@ -196,6 +198,7 @@ func (s *session) lease(calm <-chan time.Time) (*lease, error) {
 		select {
 		case <-offer:
 			s.keeping.due = true
+		case <-s.woken:
 		case <-calm:
 			calm, ready = nil, s.uplink.ready
 		case l := <-ready:

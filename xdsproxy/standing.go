@@ -23,6 +23,7 @@ type standing struct {
 	spare    func() *keeper // makes one; nil, or what gives nil, is for none
 	told     atomic.Uint64  // how often the disk came to a stand
 	stop     func()         // of a spare
+	resumed  func()         // is called when the disk goes on, if it is set
 
 	turn   sync.Mutex // of coming to a stand, and going on
 	halted chan struct{}
@@ -103,6 +104,34 @@ func (k *keeper) goOn() {
 	if spare != nil {
 		spare.fail()
 		go spare.standing.stop()
+	}
+	if k.standing.resumed != nil {
+		k.standing.resumed()
+	}
+}
+
+// lookAgain has an Envoy that got nothing while the disk stood still get what is there.
+func (r *Relay) lookAgain() {
+	r.mu.Lock()
+	s := r.current
+	r.mu.Unlock()
+	if s != nil {
+		s.lookAgain()
+	}
+}
+
+func (s *session) lookAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := &s.keeping
+	if s.keeper == nil || k.begun || k.snapshot != nil {
+		return
+	}
+	s.keeper, k.offered = s.disk.inForce(), false
+	k.resumed++
+	select {
+	case s.woken <- struct{}{}:
+	default:
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -115,6 +117,41 @@ func TestDiskThatDoesNotLetItselfBeOpenedHoldsNothingUp(t *testing.T) {
 	envoy = newEnvoyLike(t, relay)
 	envoy.start("a", "b")
 	envoy.expect("from the disk", all)
+}
+
+// TestEnvoyThatFoundADiskStandingGetsWhatIsOnItAsSoonAsItCanBeRead: without a control plane, and without asking again.
+func TestEnvoyThatFoundADiskStandingGetsWhatIsOnItAsSoonAsItCanBeRead(t *testing.T) {
+	address, stopControlPlane := newKeepingControlPlane().upstream().listen(t, "127.0.0.1:0", nil)
+	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
+	relay, stop := run(t, config)
+	newEnvoyLike(t, relay).start("a", "b")
+	kept(t, relay, time.Time{})
+	stop()
+	stopControlPlane()
+
+	hangs := make(chan struct{})
+	config.LastGood = LastGood{Dirs: config.LastGood.Dirs, MaxMemory: 1 << 20, Wait: time.Millisecond, stands: 50 * time.Millisecond, opening: func() { <-hangs }}
+	relay, _ = run(t, config)
+	keeperOf(t, relay)
+	envoy := newEnvoyLike(t, relay)
+	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType})
+	testenv.Eventually(t, "what is kept was looked for", func() error {
+		relay.mu.Lock()
+		s := relay.current
+		relay.mu.Unlock()
+		if s == nil {
+			return errors.New("there is no stream")
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.keeping.offered {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	close(hangs)
+	envoy.take(clusterType, "")
+	envoy.expect("as soon as the disk can be opened", map[string]string{"Cluster a": "1", "Cluster b": "1"})
 }
 
 // TestRelayEndsThoughItsDiskWasNeverOpened: without memory, too, in which case there is no spare.

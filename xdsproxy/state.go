@@ -26,6 +26,8 @@ type streamState struct {
 	// continued says that Envoy had configuration already when its stream began. Where all is to be kept, that asks for a
 	// blank opening.
 	continued, keeps bool
+	// passed are responses that will not be answered any more, by the numbers under which they are being kept.
+	passed []uint64
 	// blank says that control planes are not to know which versions Envoy has, so that they send everything.
 	blank bool
 }
@@ -100,7 +102,7 @@ func (s *streamState) hear(f *frame, connected bool) (forward *frame, h heard, e
 	}
 	h.first = first
 	s.listening = s.listening || h.typeURL == listenerType
-	h.verdict, h.about = t.settle(s.proto, h.request)
+	h.verdict, h.about = s.settle(t, h.request)
 	h.changed, h.dropped = t.subscribe(s.proto, h.request, first)
 	t.forgetRaw()
 	if first && h.nonce == "" {
@@ -222,7 +224,7 @@ func (t *typeState) replaceNames(names []string) (changed bool, dropped []string
 }
 
 // settle finds the response that a request answers.
-func (t *typeState) settle(v variant, r request) (verdict, unanswered) {
+func (s *streamState) settle(t *typeState, r request) (verdict, unanswered) {
 	if r.nonce == "" {
 		return noVerdict, unanswered{}
 	}
@@ -232,16 +234,35 @@ func (t *typeState) settle(v variant, r request) (verdict, unanswered) {
 	}
 	p := t.pending[i]
 	from := i
-	if v == sotw { // whose newest answer is for all before it, too
+	if s.proto == sotw { // whose newest answer is for all before it, too; but it does not say what became of them
 		from = 0
+		s.passOver(t.pending[:i])
 	}
 	t.pending = slices.Delete(t.pending, from, i+1)
 	if r.rejected {
-		t.reject(v, p.response)
+		t.reject(s.proto, p.response)
 		return rejected, p
 	}
-	t.accept(v, p.response)
+	t.accept(s.proto, p.response)
 	return accepted, p
+}
+
+func (s *streamState) passOver(responses []unanswered) {
+	for _, p := range responses {
+		if p.stage != 0 {
+			s.passed = append(s.passed, p.stage)
+		}
+	}
+}
+
+// forgetStages has what is unanswered not be kept: its numbers are of what was written before.
+func (s *streamState) forgetStages() {
+	s.passed = nil
+	for _, t := range s.types {
+		for i := range t.pending {
+			t.pending[i].stage = 0
+		}
+	}
 }
 
 func (t *typeState) accept(v variant, r response) {
@@ -278,6 +299,7 @@ func (s *streamState) sent(r response, epoch int, stage uint64) (nonce string) {
 	}
 	t.forgetRaw()
 	if len(t.pending) >= maxUnanswered {
+		s.passOver(t.pending[:1])
 		t.pending = slices.Delete(t.pending, 0, 1)
 	}
 	t.pending = append(t.pending, unanswered{nonce: nonce, stage: stage, response: r})

@@ -66,6 +66,8 @@ func (c *Client) opened() { close(c.settled) }
 
 func (c *Client) closed() { close(c.gone) }
 
+func (c *Client) lastTaken() uint32 { return 0 }
+
 // Close ends the connection and its streams.
 func (c *Client) Close() error {
 	c.link.fail(errClosed)
@@ -231,6 +233,9 @@ func (c *Client) because(err error) error {
 	}
 	return err
 }
+
+// Arrived is how many bytes of the server's messages have come so far, of one that is not whole, too.
+func (s *ClientStream) Arrived() int { return s.in.arrived() }
 
 // Send sends a message, and returns when it was taken over. An error says only that the stream has ended: why is told to who
 // receives.

@@ -58,6 +58,8 @@ type side interface {
 	ended(*stream)
 	// closed is told that the connection has ended.
 	closed()
+	// lastTaken is the last stream of the peer's that was taken; the link's lock is held.
+	lastTaken() uint32
 }
 
 func newLink(conn net.Conn, s side) *link {
@@ -94,6 +96,7 @@ func (l *link) read() error {
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
+			l.sayWhy(err)
 			l.fail(err)
 			return err
 		}

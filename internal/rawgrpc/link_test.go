@@ -359,6 +359,8 @@ func (s scripted) Read(b []byte) (int, error)  { return s.in.Read(b) }
 func (s scripted) Write(b []byte) (int, error) { return len(b), nil }
 func (s scripted) Close() error                { return nil }
 
+func (s scripted) SetWriteDeadline(time.Time) error { return nil }
+
 // seeds are conversations that make sense.
 func seeds(f *testing.F) {
 	for _, who := range []string{":path", ":status"} {

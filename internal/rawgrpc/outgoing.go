@@ -74,6 +74,7 @@ func (l *link) write() {
 		l.spare = now
 	}
 	l.writing = false
+	l.moved.Broadcast()
 	l.calm()
 	l.mu.Unlock()
 }

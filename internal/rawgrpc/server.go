@@ -154,6 +154,8 @@ func (p *serverSide) goAway(*http2.GoAwayFrame) {}
 
 func (p *serverSide) ended(*stream) {}
 
+func (p *serverSide) lastTaken() uint32 { return p.link.last }
+
 func (p *serverSide) closed() {
 	p.cancel()
 	p.server.mu.Lock()

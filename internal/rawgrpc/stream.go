@@ -127,6 +127,7 @@ type inbox struct {
 	filled *sync.Cond
 	queue  mem.BufferSlice
 	size   int
+	total  int // what has come so far
 	want   int // how much is waited for
 	left   int // what the peer may still send
 	taken  int // what was taken since the peer was last allowed more
@@ -145,6 +146,7 @@ func (b *inbox) put(piece mem.Buffer) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := piece.Len()
+	b.total += n
 	if b.left -= n; b.left < 0 {
 		piece.Free()
 		return errFlow
@@ -184,6 +186,13 @@ func (b *inbox) end(err error) {
 	if b.broken != nil && err != io.EOF {
 		b.broken()
 	}
+}
+
+// arrived is how much has come so far, whether it was taken or not.
+func (b *inbox) arrived() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.total
 }
 
 // discard ends, and frees what was not taken.

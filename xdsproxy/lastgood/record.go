@@ -45,6 +45,8 @@ const (
 	kindMark
 	// kindSeen: time. What is there was up to date until then.
 	kindSeen
+	// kindRejected: stage. It never counts, and its number may be another's.
+	kindRejected
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

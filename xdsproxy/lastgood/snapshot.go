@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 )
@@ -16,6 +17,8 @@ type Snapshot struct {
 	types    map[string]*typeState
 	// end is where the last mark ends.
 	end int64
+	// open are the responses without an answer by then.
+	open []uint64
 }
 
 type typeState struct {
@@ -61,6 +64,7 @@ func read(f source, want Identity) (_ *Snapshot, err error) {
 			return nil, err
 		}
 	}
+	r.s.open = slices.Sorted(maps.Keys(r.stages))
 	return r.s, r.afterwards(records)
 }
 
@@ -128,6 +132,8 @@ func (r *replay) record(in *reader) error {
 		err = r.response(in)
 	case kindAccepted:
 		err = r.accepted(in)
+	case kindRejected:
+		err = r.rejected(in)
 	case kindDropped:
 		err = r.dropped(in)
 	case kindMark, kindSeen:
@@ -226,6 +232,12 @@ func (r *replay) accepted(in *reader) error {
 		delete(t.entries, name)
 	}
 	return nil
+}
+
+func (r *replay) rejected(in *reader) error {
+	number, err := in.number()
+	delete(r.stages, number)
+	return err
 }
 
 func (r *replay) dropped(in *reader) error {

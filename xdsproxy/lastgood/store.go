@@ -204,7 +204,7 @@ func (s *Store) resume() error {
 	if old == nil {
 		return s.create()
 	}
-	end := old.end
+	end, unanswered := old.end, old.open
 	_ = old.Close()
 	if s.kept() != s.at { // it is on the disk that was left
 		f, size, err := s.copied(s.at)
@@ -214,10 +214,14 @@ func (s *Store) resume() error {
 		return err
 	}
 	f, err := s.at.resume(end)
-	if err == nil {
-		s.use(f, end, end)
+	if err != nil {
+		return err
 	}
-	return err
+	s.use(f, end, end)
+	for _, stage := range unanswered { // its number is given to another one now
+		s.write(kindRejected, fields(stage), nil)
+	}
+	return nil
 }
 
 func isUseless(err error) bool {
@@ -331,7 +335,10 @@ func (s *Store) Accepted(stage uint64, except ...string) {
 func (s *Store) Rejected(stage uint64) {
 	s.mu.Lock()
 	defer s.unlock()
-	delete(s.open, stage)
+	if _, ok := s.open[stage]; ok {
+		delete(s.open, stage)
+		s.write(kindRejected, fields(stage), nil)
+	}
 }
 
 // Dropped forgets a resource that is not asked for any more.

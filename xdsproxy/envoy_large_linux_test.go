@@ -1,0 +1,198 @@
+package xdsproxy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
+	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// largeClusters are the one that is given and fillers, of some 3 MB together.
+func largeClusters(target proto.Message) []proto.Message {
+	clusters := []proto.Message{target}
+	for i := range 1500 {
+		clusters = append(clusters, &clusterv3.Cluster{Name: fmt.Sprintf("filler%d", i), AltStatName: strings.Repeat("x", 2000)})
+	}
+	return clusters
+}
+
+// TestEnvoyTakesALargeResponseThatGoesOnInParts: whole, and serves, and what it took is kept.
+func TestEnvoyTakesALargeResponseThatGoesOnInParts(t *testing.T) {
+	for _, version := range testenv.EnvoyVersions() {
+		for _, protocol := range []string{"DELTA_GRPC", "GRPC"} {
+			t.Run(version+" "+protocol, func(t *testing.T) { takesInParts(t, testenv.EnvoyOf(t, version), protocol) })
+		}
+	}
+}
+
+func takesInParts(t *testing.T, binary, protocol string) {
+	dir := t.TempDir()
+	port := portOf(t, freeAddress(t))
+	clusters := largeClusters(clusterTo(t, backend(t, "large")))
+	cp := &snapshot{resources: map[string][]proto.Message{clusterType: clusters, listenerType: {listenerOn(port)}}}
+	address, _ := cp.upstream().listen(t, "127.0.0.1:0", nil)
+	relay := start(t, Config{Socket: dir + "/XDS", Upstreams: []string{address}, Server: Server{Plaintext: true},
+		LastGood: LastGood{Dirs: []string{t.TempDir()}}})
+	keeperOf(t, relay)
+	envoytest.Start(t, binary, dir, fmt.Sprintf(envoyBootstrap, protocol))
+	testenv.Eventually(t, "it serves", func() error { return says(fmt.Sprintf("http://127.0.0.1:%d", port), "large") })
+	kept(t, relay, time.Time{})
+	if k := relay.Status().LastGood.Kept; k.Bytes < 1500*2000 || relay.unfit.Load() || relay.broken.Load() {
+		t.Errorf("%d bytes are kept; unfit %v, broken %v", k.Bytes, relay.unfit.Load(), relay.broken.Load())
+	}
+	if st := typeStatus(relay, clusterType); st.Nacks != 0 || st.LastResources != len(clusters) {
+		t.Errorf("%+v", st)
+	}
+	awaitHeld(t, relay, false)
+}
+
+// TestEnvoyServesWhileALargeResponseBreaksInTheMiddle: what it had, and then what comes whole.
+func TestEnvoyServesWhileALargeResponseBreaksInTheMiddle(t *testing.T) {
+	for _, version := range testenv.EnvoyVersions() {
+		for _, protocol := range []string{"DELTA_GRPC", "GRPC"} {
+			t.Run(version+" "+protocol, func(t *testing.T) { servesOverABreak(t, testenv.EnvoyOf(t, version), protocol) })
+		}
+	}
+}
+
+func servesOverABreak(t *testing.T, binary, protocol string) {
+	dir := t.TempDir()
+	port := portOf(t, freeAddress(t))
+	before := map[string][]proto.Message{clusterType: {clusterTo(t, backend(t, "first"))}, listenerType: {listenerOn(port)}}
+	after := map[string][]proto.Message{clusterType: largeClusters(clusterTo(t, backend(t, "second"))), listenerType: {listenerOn(port)}}
+	cp := &breaking{protocol: protocol, before: responses(t, protocol, before), after: responses(t, protocol, after), dies: make(chan struct{}), returns: make(chan struct{})}
+	relay := start(t, Config{Socket: dir + "/XDS", Upstreams: []string{cp.listen(t)}, Server: Server{Plaintext: true},
+		LastGood: LastGood{Dirs: []string{t.TempDir()}}})
+	keeperOf(t, relay)
+	envoytest.Start(t, binary, dir, fmt.Sprintf(envoyBootstrap, protocol))
+	url := fmt.Sprintf("http://127.0.0.1:%d", port)
+	testenv.Eventually(t, "it serves", func() error { return says(url, "first") })
+	kept(t, relay, time.Time{})
+
+	load := loadOn(url)
+	close(cp.dies)
+	testenv.Eventually(t, "a response breaks in the middle", func() error {
+		if !relay.broken.Load() {
+			return errors.New("none has")
+		}
+		return nil
+	})
+	awaitHeld(t, relay, false)
+	load.more(t, 50)
+	if err := says(url, "first"); err != nil {
+		t.Error(err)
+	}
+	close(cp.returns)
+	testenv.Eventually(t, "the new configuration is in force", func() error { return says(url, "second") })
+	if failed := load.end(); failed != 0 {
+		t.Errorf("%d requests failed", failed)
+	}
+}
+
+// responses are responses with these resources, by type, as they stand on the wire.
+func responses(t *testing.T, protocol string, resources map[string][]proto.Message) map[string][]byte {
+	t.Helper()
+	all := &snapshot{resources: resources}
+	out := make(map[string][]byte)
+	for typeURL := range resources {
+		sotw := &discoveryv3.DiscoveryResponse{TypeUrl: typeURL, VersionInfo: "1", Nonce: typeURL}
+		deltas := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL, SystemVersionInfo: "1", Nonce: typeURL}
+		for _, body := range all.get(typeURL) {
+			sotw.Resources = append(sotw.Resources, body)
+			deltas.Resources = append(deltas.Resources, &discoveryv3.Resource{Name: nameOf(body), Version: "1", Resource: body})
+		}
+		out[typeURL] = marshal(t, deltas)
+		if protocol == "GRPC" {
+			out[typeURL] = marshal(t, sotw)
+		}
+	}
+	return out
+}
+
+// breaking is a control plane that dies three quarters into its second response of clusters, and refuses all streams until
+// it returns.
+type breaking struct {
+	protocol      string
+	before, after map[string][]byte
+	dies, returns chan struct{}
+	streams       atomic.Int32
+}
+
+func (b *breaking) listen(t *testing.T) (address string) {
+	t.Helper()
+	server := rawgrpc.NewServer(map[string]rawgrpc.Handler{delta.method(): b.serve, sotw.method(): b.serve}, 64<<20, nil, slog.New(slog.DiscardHandler))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	return l.Addr().String()
+}
+
+func (b *breaking) serve(s *rawgrpc.ServerStream) error {
+	if b.streams.Add(1) == 1 {
+		if err := b.answer(s, b.before, 1); err != nil {
+			return err
+		}
+		<-b.dies
+		clusters := b.after[clusterType]
+		part := mem.BufferSlice{mem.SliceBuffer(clusters[:len(clusters)*3/4])}
+		return errors.Join(s.Begin(len(clusters)), s.Continue(part), s.Flush(), errors.New("it dies"))
+	}
+	select {
+	case <-b.returns:
+		return b.answer(s, b.after, math.MaxInt)
+	default:
+		return errors.New("it is away")
+	}
+}
+
+// answer answers the first request of each type until so many listeners were accepted.
+func (b *breaking) answer(s *rawgrpc.ServerStream, responses map[string][]byte, accepted int) error {
+	v := delta
+	if b.protocol == "GRPC" {
+		v = sotw
+	}
+	answered := make(map[string]bool)
+	for {
+		if _, err := s.Next(); err != nil {
+			return err
+		}
+		data, err := s.Rest(nil)
+		if err != nil {
+			return err
+		}
+		r, err := peekRequest(v, data)
+		data.Free()
+		if err != nil {
+			return err
+		}
+		if r.typeURL == listenerType && r.nonce != "" && answered[listenerType] {
+			if accepted--; accepted == 0 {
+				return nil
+			}
+		}
+		if response := responses[r.typeURL]; response != nil && !answered[r.typeURL] {
+			answered[r.typeURL] = true
+			if err := s.Send(mem.BufferSlice{mem.SliceBuffer(response)}, false); err != nil {
+				return err
+			}
+		}
+	}
+}
