@@ -69,7 +69,7 @@ test: lint build envoy istiod unbound iptables promtool containerd ## everything
 	@cd e2e/sandbox && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod ./...
 
 .PHONY: kubernetes
-kubernetes: build envoy containerd ## the CNI plugin in a real Kubernetes cluster of one node, which is built first (6 minutes the first time)
+kubernetes: build envoy containerd ## the CNI plugin in a real Kubernetes cluster, which is built first (6 minutes the first time)
 	@scripts/kubernetes.sh
 	@cd e2e/kubernetes && PILOTFISH_TEST_BIN=$(CURDIR)/bin go test -mod=mod -count=1 -timeout 30m ./...
 

@@ -29,6 +29,9 @@ func (p *Plugin) add(ctx context.Context, c *call) error {
 	}
 	if plan != nil {
 		defer func() { _ = plan.netns.Close() }()
+		if err := c.attachments().note(c.attachment(), plan.netns); err != nil {
+			c.Debug("the sandbox cannot be noted for a collection", "error", err)
+		}
 		p.step("before apply")
 		if err := p.redirector.apply(ctx, plan); err != nil {
 			return asCNI(CodeNotApplied, fmt.Sprintf("%s is not started, as its traffic cannot be redirected into its sidecar", c.args), err)

@@ -26,6 +26,10 @@ type Config struct {
 	Name       string          `json:"name"`
 	Type       string          `json:"type"`
 	PrevResult json.RawMessage `json:"prevResult"`
+	// ValidAttachments are what the runtime knows of this network, at GC; nil where it does not say. Its second name is
+	// that of an earlier text of the specification.
+	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
+	Attachments      *[]types.GCAttachment `json:"cni.dev/attachments"`
 
 	LogLevel          string   `json:"plugin_log_level"`
 	RunDir            string   `json:"cni_agent_run_dir"`
@@ -124,6 +128,8 @@ func (c *Config) choice() (backends.Choice, error) {
 	}
 	return choice, nil
 }
+
+func (c *Config) valid() *[]types.GCAttachment { return cmp.Or(c.ValidAttachments, c.Attachments) }
 
 // settings are the part of the configuration that bears on every pod.
 func (c *Config) settings() capture.Settings {

@@ -50,8 +50,11 @@ func TestKilledPluginLeavesTheOldStateOrTheNew(t *testing.T) {
 				t.Errorf("there are %d steps only, fewer than %d", step-1, want)
 			}
 			left, err := filepath.Glob(filepath.Join(h.dir, "*"))
-			if err != nil || !slices.Equal(left, []string{h.bin, filepath.Join(h.dir, "pilotfish-cni.sock")}) {
+			if err != nil || !slices.Equal(left, []string{filepath.Join(h.dir, agentapi.AttachmentsDir), h.bin, filepath.Join(h.dir, "pilotfish-cni.sock")}) {
 				t.Errorf("files are left: %v (%v)", left, err)
+			}
+			if noted := h.noted(); len(noted) != 1 { // all are sandboxes of one name
+				t.Errorf("noted: %v", noted)
 			}
 		})
 	}
@@ -153,9 +156,12 @@ func TestThousandPodsFiftyAtATimeLeaveNothingBehind(t *testing.T) {
 		t.Errorf("%d files are open, %d before", after, before)
 	}
 	left, err := filepath.Glob(filepath.Join(h.dir, "*"))
-	want := []string{h.bin, filepath.Join(h.dir, "cni.log"), filepath.Join(h.dir, "pilotfish-cni.sock")}
+	want := []string{filepath.Join(h.dir, agentapi.AttachmentsDir), h.bin, filepath.Join(h.dir, "cni.log"), filepath.Join(h.dir, "pilotfish-cni.sock")}
 	if err != nil || !slices.Equal(left, want) {
 		t.Errorf("left: %v (%v), want %v", left, err, want)
+	}
+	if noted := h.noted(); len(noted) > 0 {
+		t.Errorf("sandboxes that ended are noted: %v", noted)
 	}
 }
 

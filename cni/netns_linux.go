@@ -1,8 +1,11 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
@@ -41,4 +44,61 @@ func checkNetNS(f *os.File) error {
 			fmt.Sprintf("%s is not touched: redirection there would take the whole node's traffic", f.Name()))
 	}
 	return nil
+}
+
+func identify(netns *os.File) (nsID, error) {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(netns.Fd()), &stat); err != nil {
+		return nsID{}, fmt.Errorf("%s: %w", netns.Name(), err)
+	}
+	return nsID{uint64(stat.Dev), stat.Ino}, nil
+}
+
+// inhabited says whether a thread of a process of the node is in a network namespace: a virtual machine may be a thread of a
+// program that is elsewhere.
+func inhabited(ns nsID) (bool, error) {
+	sees, err := seesProcesses()
+	if err != nil {
+		return false, err
+	}
+	processes, err := os.ReadDir("/proc")
+	if err != nil {
+		return false, err
+	}
+	for _, p := range processes {
+		if pid, err := strconv.Atoi(p.Name()); err != nil || pid == os.Getpid() { // which may have entered it
+			continue
+		}
+		tasks := filepath.Join("/proc", p.Name(), "task")
+		threads, err := os.ReadDir(tasks)
+		if err != nil && !ended(err) {
+			return false, fmt.Errorf("whether process %s lives in it is not known: %w", p.Name(), err)
+		}
+		for _, t := range threads {
+			var stat unix.Stat_t
+			err := unix.Stat(filepath.Join(tasks, t.Name(), "ns/net"), &stat)
+			switch {
+			case ended(err):
+			case sees && errors.Is(err, unix.EACCES): // it is of a user namespace above, where no pod is
+			case err != nil:
+				return false, fmt.Errorf("whether process %s lives in it is not known: %w", p.Name(), err)
+			case nsID{uint64(stat.Dev), stat.Ino} == ns:
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// ended says whether a process or thread has.
+func ended(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
+
+// seesProcesses says whether this process may look at every other of its user namespace.
+func seesProcesses() (bool, error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return false, fmt.Errorf("what this process may is not known: %w", err)
+	}
+	return data[0].Effective&(1<<unix.CAP_SYS_PTRACE) != 0, nil
 }

@@ -178,6 +178,7 @@ func (c *call) tell(ctx context.Context, took time.Duration, err error) {
 // end of one of several networks of a pod takes nothing from the others.
 func (p *Plugin) del(ctx context.Context, c *call) error {
 	c.result.Outcome = agentapi.Removed
+	c.attachments().forget(c.attachment())
 	netns, err := openNetNS(c.skel.Netns)
 	if err != nil {
 		return nil // it is gone, and all that was in it
@@ -187,12 +188,6 @@ func (p *Plugin) del(ctx context.Context, c *call) error {
 	if err := p.redirector.heal(ctx, netns); err != nil {
 		c.Debug("the sandbox is left as it is", "pod", c.args.name(), "error", err)
 	}
-	return nil
-}
-
-// gc has nothing to collect: nothing is kept outside of the sandboxes' namespaces.
-func (p *Plugin) gc(_ context.Context, c *call) error {
-	c.result.Outcome = agentapi.Removed
 	return nil
 }
 

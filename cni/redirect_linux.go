@@ -61,8 +61,8 @@ func put(ctx context.Context, b iptables.Backend, rules *iptables.RuleSet) error
 	return same(ctx, b, rules)
 }
 
-// healTime bounds what is done at a pod's end.
-const healTime = 2 * time.Second
+// healTime bounds what is done at a pod's end, and cleanTime what is done where nobody lives.
+const healTime, cleanTime = 2 * time.Second, 10 * time.Second
 
 func (kernel) heal(ctx context.Context, netns *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, healTime)
@@ -72,6 +72,16 @@ func (kernel) heal(ctx context.Context, netns *os.File) error {
 		return err
 	}
 	return b.Heal(ctx)
+}
+
+func (kernel) clean(ctx context.Context, netns *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanTime)
+	defer cancel()
+	b, err := backends.New(backends.Config{NetNS: int(netns.Fd())})
+	if err != nil {
+		return err
+	}
+	return b.Clean(ctx)
 }
 
 // checkTime bounds CHECK; the packets of a sound namespace arrive at once.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,6 +29,13 @@ const crashAt = "PILOTFISH_TEST_CRASH_AT"
 
 // patience is how long the plugin that a test starts asks for a pod.
 const patience = "PILOTFISH_TEST_PATIENCE"
+
+// The test's first thread, which stands for the whole process in /proc, must not stay in a sandbox that a test has entered.
+func init() {
+	if os.Getenv("CNI_COMMAND") == "" {
+		runtime.LockOSThread()
+	}
+}
 
 // TestMain lets the test's own program be the plugins that runtimes start, each by its name.
 func TestMain(m *testing.M) {

@@ -55,6 +55,7 @@ func (a *apply) addTo(f *pflag.FlagSet) {
 		{"log_target", "", "", &a.ignored, true},
 		{"log_caller", "", "", &a.ignored, true},
 		{"log_stacktrace_level", "", "", &a.ignored, true},
+		{"vklog", "", "", &a.ignored, true},
 	}
 	addSwitches(f, a.switches)
 	f.StringVar(&a.save, "save", "", "file to save the options in, for --config elsewhere")

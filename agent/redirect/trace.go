@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/trace"
 )
 
@@ -16,7 +17,7 @@ const traceHelp = `Show what the kernel really does with live packets: every rul
 the rules, and where it ends up. What is traced is the first packet of each connection, and every datagram; of all packets
 at most 100 a second. It ends by itself, and leaves nothing behind.
 
-Rules that are not ours are shown too, where they meet the packet. Rules of iptables-legacy cannot be traced.`
+Rules that are not ours are shown too, where they meet the packet.`
 
 // tracing is one run of the command.
 type tracing struct {
@@ -74,8 +75,12 @@ func (t *tracing) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	legacy, err := backends.LegacyRules(space.fd())
+	if err != nil {
+		return err
+	}
 	w, told := cmd.OutOrStdout(), 0
-	err = trace.Run(cmd.Context(), trace.Config{NetNS: space.fd(), Rules: live.Rules, Backend: live.Backend, Filter: filter,
+	err = trace.Run(cmd.Context(), trace.Config{NetNS: space.fd(), Rules: live.Rules, Legacy: legacy, Filter: filter,
 		For: t.length, Packets: t.count}, func(p trace.Packet) (err error) {
 		told++
 		if t.format == "json" {

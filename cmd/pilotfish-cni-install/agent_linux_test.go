@@ -258,6 +258,30 @@ func TestPluginAsksAsTheServiceAccountWhoeverTheAgentAsksAs(t *testing.T) {
 	}
 }
 
+func TestAgentIsReadyWhileTheAPIServerIsSlowToGiveAToken(t *testing.T) {
+	h := newHost(t)
+	release := h.api.Hold(kubetest.TokenPath)
+	defer release()
+	h.start()
+	kubeconfig := func() string {
+		text, err := os.ReadFile(h.path("run/istio-cni-kubeconfig"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	if text := kubeconfig(); !strings.Contains(text, kubetest.Token) {
+		t.Errorf("the plugin cannot ask meanwhile: %s", text)
+	}
+	release()
+	testenv.Eventually(t, "the plugin's own token", func() error {
+		if !strings.Contains(kubeconfig(), "lasting-1") {
+			return errors.New("not there")
+		}
+		return nil
+	})
+}
+
 func TestPodThatTheAPIServerDoesNotKnowDoesNotStart(t *testing.T) {
 	h := newHost(t)
 	h.start()
@@ -329,6 +353,9 @@ func TestEndOfTheDaemonSetUninstalls(t *testing.T) {
 	// The runtime ends the sandbox by the configuration that it was made with.
 	if err := network.DelNetworkList(t.Context(), list, pod); err != nil {
 		t.Error(err)
+	}
+	if _, err := os.Stat(h.path("run/attachments")); err == nil {
+		t.Error("the plugin's notes of sandboxes are left")
 	}
 	_ = os.Remove(h.path("bin/pilotfish-cni")) // whose memory of sandboxes is the node's, not this test's
 	if after := h.tree(); after != before {

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/cni/install"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 	"github.com/pilotfish-mesh/pilotfish/cni/node"
@@ -32,6 +33,7 @@ const (
 type nodeAgent struct {
 	settings  *settings
 	api       *kube.Client
+	token     *kube.LastingToken // the plugin's
 	installer *install.Installer
 	parts     []part      // but the installer
 	seen      atomic.Bool // the daemon set was there
@@ -55,10 +57,12 @@ func compose(ctx context.Context, s *settings, logger *slog.Logger) (*nodeAgent,
 	cache := node.NewCache(node.CacheConfig{API: api, Node: s.node, Logger: logger, Changed: func(e kube.Event) { repairer.Changed(e) }})
 	ready := func() health.Condition { return both(a.installer.Health(), cache.Health()) }
 	metrics := node.NewMetrics(cache, ready)
-	if a.installer, err = newInstaller(s, api, metrics, logger); err != nil {
+	a.token = kube.NewLastingToken(api, s.tokenFile(), s.tokenLife, nil, logger)
+	if a.installer, err = newInstaller(s, a.token, metrics, logger); err != nil {
 		return nil, err
 	}
-	if repairer, err = newRepairer(s, api, cache, metrics, logger); err != nil {
+	events := node.NewEvents(node.EventsConfig{API: api, Node: s.node, Metrics: metrics, Logger: logger})
+	if repairer, err = newRepairer(s, api, cache, metrics, events, logger); err != nil {
 		return nil, err
 	}
 	probes, err := node.NewProbes(s.readyAddress, ready, logger)
@@ -81,6 +85,10 @@ func compose(ctx context.Context, s *settings, logger *slog.Logger) (*nodeAgent,
 		{"probes", probes.Run},
 		{"metrics", page.Run},
 		{"repair", repairer.Run},
+		{"events", events.Run},
+	}
+	if s.notReadyTaint != "" {
+		a.parts = append(a.parts, part{"taint", (&untainter{node: s.node, taint: s.notReadyTaint, api: api, ready: ready, logger: logger}).run})
 	}
 	return a, nil
 }
@@ -110,16 +118,16 @@ func listen(ctx context.Context, c node.ServerConfig) (*node.Server, error) {
 	}
 }
 
-func newInstaller(s *settings, api *kube.Client, metrics *node.Metrics, logger *slog.Logger) (*install.Installer, error) {
+func newInstaller(s *settings, token *kube.LastingToken, metrics *node.Metrics, logger *slog.Logger) (*install.Installer, error) {
 	c := install.Config{
 		Binary: filepath.Join(s.binaryDir, install.PluginType), Tombstone: filepath.Join(s.binaryDir, "pilotfish-cni-tombstone"),
 		BinDirs: s.binDirs, ConfDir: s.confDir, ConfName: s.confName, Mode: s.mode, Plugin: s.plugin(),
 		Kubeconfig: s.kubeconfigPath(), KubeconfigMode: fs.FileMode(s.kubeconfigMode), Server: s.api.Server,
-		TokenFile: filepath.Join(s.serviceAccount, "token"), CAFile: s.caFile(), SkipTLSVerify: s.skipTLSVerify,
-		Results: s.resultsDir, Logger: logger,
+		TokenFile: s.tokenFile(), CAFile: s.caFile(), SkipTLSVerify: s.skipTLSVerify,
+		Results: s.resultsDir, Notes: filepath.Join(s.runDir, agentapi.AttachmentsDir), Logger: logger,
 	}
-	if api != nil {
-		c.Token = kube.NewLastingToken(api, c.TokenFile, nil, logger).Token
+	if token != nil {
+		c.Token, c.Renewed = token.Token, token.Renewed()
 	}
 	if metrics != nil {
 		c.Tell = func(result string) { metrics.Installs.WithLabelValues(result).Inc() }
@@ -128,8 +136,8 @@ func newInstaller(s *settings, api *kube.Client, metrics *node.Metrics, logger *
 	return install.New(c)
 }
 
-func newRepairer(s *settings, api *kube.Client, cache *node.Cache, m *node.Metrics, logger *slog.Logger) (*repair.Repairer, error) {
-	return repair.New(repair.Config{
+func newRepairer(s *settings, api *kube.Client, cache *node.Cache, m *node.Metrics, events *node.Events, logger *slog.Logger) (*repair.Repairer, error) {
+	c := repair.Config{
 		Mode: s.repairMode, LabelKey: s.labelKey, LabelValue: s.labelValue, Drifted: s.repairDrifted, Settings: s.capture(),
 		Pods: cache.Pods, API: api, Redirection: repair.Kernel{Choice: s.choice, Logger: logger},
 		Scan:   func() (repair.Processes, error) { return sandbox.Scan(s.proc, s.hostNetNS) },
@@ -142,13 +150,18 @@ func newRepairer(s *settings, api *kube.Client, cache *node.Cache, m *node.Metri
 			},
 			Acted: func(mode repair.Mode, result string) { m.Repairs.WithLabelValues(string(mode), result).Inc() },
 		},
-	})
+	}
+	if s.podEvents {
+		c.Tell.Event = events.Tell
+	}
+	return repair.New(c)
 }
 
 // run runs all parts until the context ends or one fails. The installer ends first and the others go on serving the plugin
 // until it is decided whether it is uninstalled.
 func (a *nodeAgent) run(ctx context.Context) error {
 	defer a.api.Close()
+	defer a.token.Close()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -45,11 +45,12 @@ type settings struct {
 	readyAddress                      string
 	monitoringPort                    uint16
 	node, kubeconfig, proc, hostNetNS string
-	serviceAccount                    string
+	serviceAccount, notReadyTaint     string
 
 	repairEnabled, repairPods, deletePods, labelPods, repairDrifted bool
+	podEvents                                                       bool
 	labelKey, labelValue                                            string
-	checkEvery                                                      time.Duration
+	checkEvery, tokenLife                                           time.Duration
 
 	// Of resolve:
 	mode       install.Mode
@@ -77,6 +78,7 @@ func (s *settings) registerInstall(f *pflag.FlagSet) {
 	f.StringVar(&s.kubeconfigName, "kubecfg-file-name", "istio-cni-kubeconfig", "name of the plugin's kubeconfig, in the run directory; empty: none")
 	f.Uint32Var(&s.kubeconfigMode, "kubeconfig-mode", 0o600, "its file mode")
 	f.StringVar(&s.kubeCAFile, "kube-ca-file", "", "the cluster's certificate authority; by default the service account's")
+	f.DurationVar(&s.tokenLife, "plugin-token-life", kube.TokenLife, "how long the token lives that the plugin asks the API server with; it is renewed when half of that is over")
 	f.BoolVar(&s.skipTLSVerify, "skip-tls-verify", false, "have the plugin trust whoever answers as the API server")
 }
 
@@ -102,6 +104,7 @@ func (s *settings) registerAgent(f *pflag.FlagSet) {
 	f.StringVar(&s.serviceAccount, "service-account-dir", kube.ServiceAccountDir, "where the pod's token and the cluster's certificate authority are")
 	f.StringVar(&s.podNamespace, "pod-namespace", "", "this agent's namespace")
 	f.StringVar(&s.daemonSet, "daemonset-name", "pilotfish-cni-node", "the daemon set that this agent is of: the plugin is uninstalled only when that is deleted")
+	f.StringVar(&s.notReadyTaint, "not-ready-taint", "", "name of a taint of this node that is taken away once the agent is ready, such as cni.istio.io/not-ready; empty: none")
 	f.StringVar(&s.proc, "proc-dir", "/proc", "the node's /proc")
 	f.StringVar(&s.hostNetNS, "host-network-namespace", "", "the node's own network namespace, as a path; by default that of its first process")
 }
@@ -114,6 +117,7 @@ func (s *settings) registerRepair(f *pflag.FlagSet) {
 	f.BoolVar(&s.repairDrifted, "repair-drifted-pods", false, "deal also with pods whose redirection is there and not what it should be")
 	f.StringVar(&s.labelKey, "repair-broken-pod-label-key", "cni.istio.io/uninitialized", "the label's name")
 	f.StringVar(&s.labelValue, "repair-broken-pod-label-value", "true", "its value")
+	f.BoolVar(&s.podEvents, "pod-events", true, "tell of what is found and done in the pods' events")
 	f.DurationVar(&s.checkEvery, "check-interval", time.Minute, "how often the redirection of all live pods is checked")
 }
 
@@ -208,6 +212,9 @@ func (s *settings) resolveAPI() (err error) {
 // checkPlugin refuses what the plugin would refuse, once for each pod.
 func (s *settings) checkPlugin() error {
 	var errs []error
+	if s.tokenLife < kube.ShortestTokenLife || s.tokenLife > kube.TokenLife {
+		errs = append(errs, fmt.Errorf("plugin-token-life %v: give between %v, the least that API servers know, and %v", s.tokenLife, kube.ShortestTokenLife, kube.TokenLife))
+	}
 	if !filepath.IsAbs(s.runDir) {
 		errs = append(errs, fmt.Errorf("cni-agent-run-dir %q: give an absolute path", s.runDir))
 	}
@@ -277,6 +284,9 @@ func (s *settings) kubeconfigPath() string {
 	}
 	return filepath.Join(s.runDir, s.kubeconfigName)
 }
+
+// tokenFile is the agent's own token.
+func (s *settings) tokenFile() string { return filepath.Join(s.serviceAccount, "token") }
 
 // caFile is the certificate authority that is written into the plugin's kubeconfig.
 func (s *settings) caFile() string {

@@ -16,6 +16,9 @@ const SocketName = "pilotfish-cni.sock"
 // DefaultRunDir is where the socket is when nothing else is said.
 const DefaultRunDir = "/var/run/istio-cni"
 
+// AttachmentsDir is the plugin's own folder in the run directory: the sandboxes that it has redirected, for its GC.
+const AttachmentsDir = "attachments"
+
 // The paths.
 const (
 	PodPath    = "/v1/pod"

@@ -42,12 +42,17 @@ type Config struct {
 	Server         string      // URL of the API server
 	TokenFile      string      // of the pod
 	// Token gives the plugin's token; nil: that of TokenFile.
-	Token         func() (string, error)
+	Token func() (string, error)
+	// Renewed has something when Token gives another; nil for never.
+	Renewed       <-chan struct{}
 	CAFile        string
 	SkipTLSVerify bool
 
 	// Results is where container runtimes keep what they know of sandboxes; "": /var/lib/cni/results.
 	Results string
+
+	// Notes is a folder that the plugin has of its own; "" for none. It goes with the plugin.
+	Notes string
 
 	// Tell is called after each attempt, for metrics: with "SUCCESS", or the step that failed; nil for none.
 	Tell func(result string)

@@ -29,6 +29,11 @@ func (in *Installer) Uninstall() error {
 			return fmt.Errorf("removing the plugin's kubeconfig: %w", err)
 		}
 	}
+	if in.config.Notes != "" {
+		if err := os.RemoveAll(in.config.Notes); err != nil {
+			return fmt.Errorf("removing the plugin's notes of sandboxes: %w", err)
+		}
+	}
 	if err := in.bury(); err != nil {
 		return fmt.Errorf("removing the plugin's binary: %w", err)
 	}

@@ -169,6 +169,8 @@ func (w *watch) next(ctx context.Context) error {
 			return ctx.Err()
 		case <-recheck.C:
 			return nil
+		case <-w.in.config.Renewed:
+			return nil
 		case <-settled:
 			return nil
 		case e := <-events:

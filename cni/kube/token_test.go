@@ -32,7 +32,9 @@ func writeToken(t *testing.T, file, token string) {
 func lastingIn(t *testing.T, client *kube.Client, file string) (token func() string, ahead *time.Duration, log *bytes.Buffer) {
 	t.Helper()
 	ahead, log = new(time.Duration), &bytes.Buffer{}
-	l := kube.NewLastingToken(client, file, func() time.Time { return time.Now().Add(*ahead) }, slog.New(slog.NewTextHandler(log, nil)))
+	l := kube.NewLastingToken(client, file, kube.TokenLife, func() time.Time { return time.Now().Add(*ahead) }, slog.New(slog.NewTextHandler(log, nil)))
+	l.WaitFor(time.Minute)
+	t.Cleanup(l.Close)
 	return func() string {
 		t.Helper()
 		token, err := l.Token()
@@ -162,4 +164,42 @@ func TestTokenIsOfTheAgentsServiceAccountWhoeverAsks(t *testing.T) {
 	if got := token(); got != other {
 		t.Errorf("the token of whoever asks is handed on: %s", got)
 	}
+}
+
+// An agent has more to do than to wait for a token.
+func TestAPIServerThatHangsIsNotWaitedForWithTheToken(t *testing.T) {
+	server := kubetest.New(t)
+	release := server.Hold(kubetest.TokenPath)
+	defer release()
+	file := filepath.Join(t.TempDir(), "token")
+	writeToken(t, file, kubetest.Token)
+	l := kube.NewLastingToken(server.Client(t), file, kube.TokenLife, nil, slog.New(slog.DiscardHandler))
+	defer l.Close()
+	for range 2 {
+		if got, err := l.Token(); err != nil || got != kubetest.Token {
+			t.Fatalf("%q %v", got, err)
+		}
+	}
+	release()
+	select {
+	case <-l.Renewed():
+	case <-time.After(time.Minute):
+		t.Fatal("the answer that came late is not told of")
+	}
+	if got, err := l.Token(); err != nil || got != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 1 {
+		t.Errorf("%q %v", got, err)
+	}
+}
+
+func TestEndDoesNotWaitForTheToken(t *testing.T) {
+	server := kubetest.New(t)
+	release := server.Hold(kubetest.TokenPath)
+	defer release()
+	file := filepath.Join(t.TempDir(), "token")
+	writeToken(t, file, kubetest.Token)
+	l := kube.NewLastingToken(server.Client(t), file, kube.TokenLife, nil, slog.New(slog.DiscardHandler))
+	if _, err := l.Token(); err != nil {
+		t.Fatal(err)
+	}
+	l.Close() // while the question is held
 }

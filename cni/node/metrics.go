@@ -18,6 +18,7 @@ type Metrics struct {
 	Fights   *prometheus.CounterVec // by file
 	Repairs  *prometheus.CounterVec // by type and result
 	Checks   *prometheus.CounterVec // of live pods, by result
+	Events   *prometheus.CounterVec // of pods, by result
 	Drifted  prometheus.Gauge
 	Watched  prometheus.Gauge
 
@@ -37,6 +38,7 @@ func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 		Fights:   counters("pilotfish_cni_configuration_rewritten_total", "How often somebody else changed or took away what is installed, by file.", "file"),
 		Repairs:  counters("istio_cni_repair_pods_repaired_total", "Pods without redirection that were dealt with, by type of repair and result.", "type", "result"),
 		Checks:   counters("pilotfish_cni_checks_total", "Checks of the rules of live pods, by result.", "result"),
+		Events:   counters("pilotfish_cni_pod_events_total", "Events of pods, by what became of them.", "result"),
 		Drifted:  gauge("pilotfish_cni_drifted_pods", "Live pods whose rules are not those that they should have."),
 		Watched:  gauge("pilotfish_cni_captured_pods", "Live pods whose rules are checked."),
 		commands: counters("pilotfish_cni_plugin_commands_total", "Commands that the CNI plugin has carried out, by command and result.", "command", "result"),
@@ -47,7 +49,7 @@ func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 			Buckets: latencies,
 		}, []string{"command", "result"}),
 	}
-	m.registry.MustRegister(m.Installs, m.Fights, m.Repairs, m.Checks, m.Drifted, m.Watched, m.commands, m.asked, m.seconds,
+	m.registry.MustRegister(m.Installs, m.Fights, m.Repairs, m.Checks, m.Events, m.Drifted, m.Watched, m.commands, m.asked, m.seconds,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if ready != nil {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -105,6 +107,6 @@ func MetricNames() []string {
 		"istio_cni_install_ready", "istio_cni_installs_total", "istio_cni_repair_pods_repaired_total",
 		"pilotfish_cni_captured_pods", "pilotfish_cni_checks_total", "pilotfish_cni_configuration_rewritten_total",
 		"pilotfish_cni_drifted_pods", "pilotfish_cni_plugin_command_duration_seconds", "pilotfish_cni_plugin_commands_total",
-		"pilotfish_cni_pod_requests_total", "pilotfish_cni_pods_known", "pilotfish_cni_pods_lag_seconds",
+		"pilotfish_cni_pod_events_total", "pilotfish_cni_pod_requests_total", "pilotfish_cni_pods_known", "pilotfish_cni_pods_lag_seconds",
 	}
 }

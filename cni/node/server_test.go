@@ -216,7 +216,7 @@ func TestLostSocketIsMadeAnew(t *testing.T) {
 
 func TestEveryFigureIsNamed(t *testing.T) {
 	m := NewMetrics(NewCache(CacheConfig{Logger: quiet}), func() health.Condition { return health.Well })
-	for _, vector := range []*prometheus.CounterVec{m.Installs, m.Fights, m.Checks, m.asked} {
+	for _, vector := range []*prometheus.CounterVec{m.Installs, m.Fights, m.Checks, m.Events, m.asked} {
 		vector.WithLabelValues("x").Inc()
 	}
 	m.Repairs.WithLabelValues("x", "y").Inc()

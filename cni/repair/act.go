@@ -47,6 +47,7 @@ func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox)
 		r.config.Logger.Warn("a pod had started without redirection", "pod", name(p), "uid", p.Metadata.UID, "done", r.config.Mode)
 		if r.config.Mode != Mend {
 			r.acted("success")
+			r.event(p, true, reasonsDone[r.config.Mode], done[r.config.Mode])
 		}
 		return true
 	case kube.IsConflict(err) || kube.IsNotFound(err): // it is not the pod any more that was looked at
@@ -57,6 +58,7 @@ func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox)
 		r.acted("fail")
 		r.config.Logger.Error("a pod without redirection could not be dealt with", "pod", name(p), "mode", r.config.Mode,
 			"try", r.tries[key], "of", mostTries, "error", err)
+		r.event(p, true, reasonFailed, "its traffic bypasses its proxy, and that could not be mended; delete it, so that it starts anew: "+err.Error())
 	}
 	return false
 }
@@ -83,9 +85,11 @@ func (r *Repairer) do(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) 
 func (r *Repairer) mended(p *agentapi.Pod, e Evidence) {
 	if e.State == Intact {
 		r.acted("success")
+		r.event(p, false, reasonRepaired, "its traffic had bypassed its proxy, as nothing redirected it or not as it should; now it is redirected, which packets have proved")
 		return
 	}
 	r.acted("fail")
+	r.event(p, true, reasonFailed, "it was mended without effect: delete it, so that it starts anew: "+brief(e.Differences))
 	r.config.Logger.Error("a pod was mended without effect: delete it, so that it starts anew", "pod", name(p), "evidence", brief(e.Differences))
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/cni/capture"
+	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
 )
 
@@ -61,6 +62,8 @@ type Tell struct {
 	Checked  func(State)
 	Standing func(captured, drifted int)
 	Acted    func(mode Mode, result string)
+	// Event is for the pod's own events, for people.
+	Event func(e kube.PodEvent)
 }
 
 func (c *Config) check() error {

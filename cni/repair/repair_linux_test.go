@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,6 +39,7 @@ type node struct {
 
 	mu                sync.Mutex
 	acted             []string
+	events            []string
 	checked           []State
 	mends             int
 	choice            backends.Choice
@@ -52,8 +54,11 @@ func newNode(t *testing.T, mode Mode) *node {
 		Pods: n.pods, API: n.api.Client(t), Scan: func() (Processes, error) { return n, nil },
 		Redirection: n, Memory: filepath.Join(t.TempDir(), "repaired"),
 		Tell: Tell{
-			Checked:  func(s State) { n.locked(func() { n.checked = append(n.checked, s) }) },
-			Acted:    func(m Mode, result string) { n.locked(func() { n.acted = append(n.acted, string(m)+" "+result) }) },
+			Checked: func(s State) { n.locked(func() { n.checked = append(n.checked, s) }) },
+			Acted:   func(m Mode, result string) { n.locked(func() { n.acted = append(n.acted, string(m)+" "+result) }) },
+			Event: func(e kube.PodEvent) {
+				n.locked(func() { n.events = append(n.events, fmt.Sprintf("%s warning=%v: %s", e.Reason, e.Warning, e.Message)) })
+			},
 			Standing: func(captured, drifted int) { n.locked(func() { n.captured, n.drifted = captured, drifted }) },
 		},
 		Logger: slog.New(slog.NewTextHandler(n.log, nil)),
@@ -156,6 +161,53 @@ func (n *node) state(p string) Evidence {
 	return n.repairer().inspect(n.t.Context(), &pod, s, true)
 }
 
+// wantEvents compares the beginnings of events.
+func (n *node) wantEvents(want ...string) {
+	n.t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	same := func(event, begins string) bool { return strings.HasPrefix(event, begins) }
+	if !slices.EqualFunc(n.events, want, same) {
+		n.t.Errorf("events:\n%s\nwant:\n%s", strings.Join(n.events, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestPodsEventsTellOnceWhatIsWrongAndWhatToDo(t *testing.T) {
+	n := newNode(t, Mend)
+	ns := n.start("web", "u1")
+	r := n.repairer()
+	r.Sweep(t.Context())
+	damage(t, ns)
+	r.Sweep(t.Context())
+	r.Sweep(t.Context())
+	p := must(n.Find(n.pods()[0], nil, ""))
+	defer p.Close()
+	if err := r.do(t.Context(), n.pods()[0], p); err != nil {
+		t.Fatal(err)
+	}
+	r.Sweep(t.Context())
+	bad := *n.pods()[0]
+	bad.Metadata.Annotations = map[string]string{"sidecar.istio.io/status": "{}", "traffic.sidecar.istio.io/excludeOutboundPorts": "70000"}
+	n.api.Put(bad)
+	r.Sweep(t.Context())
+	r.Sweep(t.Context())
+	n.wantEvents("RedirectionRepaired warning=false", "RedirectionDrifted warning=true: its traffic is not redirected as it should be; see who changes rules in it, and start it anew: ",
+		"RedirectionIntact warning=false", "RedirectionRefused warning=true: its settings for the mesh are refused: annotation traffic.sidecar.istio.io/excludeOutboundPorts")
+}
+
+func TestPodsEventsTellWhatIsDoneInEveryMode(t *testing.T) {
+	for mode, want := range map[Mode][]string{
+		Watch:  {"RedirectionMissing warning=true: its traffic bypasses its proxy; delete it"},
+		Label:  {"RedirectionPodLabelled warning=true", "RedirectionMissing warning=true"},
+		Delete: {"RedirectionPodDeleted warning=true", "RedirectionMissing warning=true"},
+	} {
+		n := newNode(t, mode)
+		n.start("web", "u1")
+		n.repairer().Sweep(t.Context())
+		n.wantEvents(want...)
+	}
+}
+
 func TestPodThatSlippedPastIsMendedInPlace(t *testing.T) {
 	n := newNode(t, Mend)
 	n.start("web", "u1")
@@ -165,6 +217,7 @@ func TestPodThatSlippedPastIsMendedInPlace(t *testing.T) {
 	r := n.repairer()
 	r.Sweep(t.Context())
 	n.wantActs("repair success")
+	n.wantEvents("RedirectionRepaired warning=false: its traffic had bypassed its proxy")
 	if e := n.state("web"); e.State != Intact {
 		t.Errorf("%+v", e)
 	}

@@ -222,7 +222,7 @@ func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sand
 	}
 	options, err := r.config.Settings.Options(p, addresses)
 	if err != nil {
-		return Evidence{State: Unknown, Differences: []string{"its settings for the mesh are refused: " + err.Error()}}
+		return Evidence{State: Unknown, Differences: []string{refused + err.Error()}}
 	}
 	evidence, err := r.config.Redirection.Look(ctx, s, options, prove)
 	if err != nil {
@@ -247,12 +247,17 @@ func (r *Repairer) note(p *agentapi.Pod, e Evidence) {
 	case Intact:
 		if before != "" {
 			r.config.Logger.Info("the redirection of a pod is as it should be again", "pod", name(p))
+			r.event(p, false, reasonIntact, "its traffic is redirected as it should be again")
 		}
 	case Foreign:
 		r.config.Logger.Info("the traffic of a pod is redirected by somebody else, and left to them", "pod", name(p), "evidence", brief(e.Differences))
 	case Unknown:
+		if strings.HasPrefix(brief(e.Differences), refused) {
+			r.event(p, true, reasonRefused, brief(e.Differences))
+		}
 		r.config.Logger.Warn("the redirection of a pod cannot be checked", "pod", name(p), "reason", brief(e.Differences))
 	default:
+		r.event(p, true, reasons[e.State], says[e.State]+brief(e.Differences))
 		r.config.Logger.Warn("the redirection of a pod is not what it should be", "pod", name(p), "state", e.State, "differences", brief(e.Differences),
 			"remedy", "start the pod anew; see who changes rules in it: pilotfish-agent iptables verify inside it tells what its traffic does")
 	}

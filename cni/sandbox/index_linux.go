@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // maxCgroups bounds what is read of one process's control groups.
@@ -57,21 +57,15 @@ func (s *Sandbox) Lasting() (string, error) {
 
 // cookie is what the kernel gives a network namespace once.
 func (s *Sandbox) cookie() (cookie uint64, err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never back: the thread ends with the goroutine
-		if err = unix.Setns(int(s.NetNS.Fd()), unix.CLONE_NEWNET); err != nil {
-			return
-		}
-		var fd int
-		if fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
-			return
+	err = namespace.Do(int(s.NetNS.Fd()), func() error {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
 		}
 		defer func() { _ = unix.Close(fd) }()
 		cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	}()
-	<-done
+		return err
+	})
 	return cookie, err
 }
 

@@ -38,3 +38,21 @@ func TestNamespaceIsToldFromALaterOneOfItsNumber(t *testing.T) {
 	}
 	t.Skip("the kernel has given no number twice")
 }
+
+// The first thread of a process cannot end: a sandbox that it is in would never go.
+func TestProcessDoesNotStayInASandboxThatItNames(t *testing.T) {
+	ns := testns.New(t)
+	s, err := scan(t).Open("/proc/self/fd/" + strconv.Itoa(int(ns.Handle)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for range 100 {
+		if _, err := s.Lasting(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if first, err := idOf("/proc/self/ns/net"); err != nil || first == s.ID {
+		t.Errorf("the process is in it: %v", err)
+	}
+}

@@ -42,7 +42,7 @@ func (c *cluster) deploy(t *testing.T, changes ...string) {
 		if _, err := fmt.Sscan(out, &generation, &observed, &updated, &ready, &desired); err != nil {
 			return fmt.Errorf("%q: %w", out, err)
 		}
-		if generation != observed || desired != 1 || updated != 1 || ready != 1 {
+		if generation != observed || desired != len(c.nodes) || updated != desired || ready != desired {
 			return errors.New("generation, observed, updated, ready, desired: " + out)
 		}
 		return nil

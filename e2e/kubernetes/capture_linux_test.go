@@ -18,6 +18,38 @@ func TestTrafficOfAnInjectedPodGoesThroughItsEnvoy(t *testing.T) {
 	}
 }
 
+func TestBothFamiliesOfAPodGoThroughItsEnvoy(t *testing.T) {
+	c := theCluster(t)
+	c.deploy(t)
+	p := pod("web")
+	web, _ := c.running(t, injected(p, dualStack(c.envoySidecar(t, p))))
+	db, _ := c.running(t, pod("db"))
+	_, webAddress := c.addresses(t, web)
+	_, dbAddress := c.addresses(t, db)
+	c.answers(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
+	c.answers(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote=[::6]")
+	if answer := c.get(db, dbAddress); !strings.HasPrefix(answer, "200 through=[] host=db") {
+		t.Errorf("within a pod that is not captured: %s", answer)
+	}
+}
+
+// TestTransparentPodSeesWhoCalls has a pod captured by TPROXY, whose proxy runs as injectors have it: as root in the
+// proxy's group.
+func TestTransparentPodSeesWhoCalls(t *testing.T) {
+	c := theCluster(t)
+	c.deploy(t)
+	p := pod("web")
+	sidecar := dualStack(c.envoyWith(t, p, transparentConfig()))
+	sidecar["securityContext"] = object{"runAsUser": 0, "runAsGroup": 1337, "capabilities": object{"drop": []string{"ALL"}, "add": []string{"NET_ADMIN"}}}
+	web, webAddress := c.running(t, injected(p, sidecar, "sidecar.istio.io/interceptionMode", "TPROXY"))
+	db, dbAddress := c.running(t, pod("db"))
+	c.answers(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
+	c.answers(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote="+dbAddress)
+	_, webAddress = c.addresses(t, web)
+	_, dbAddress = c.addresses(t, db)
+	c.answers(t, "into the pod by IPv6", db, webAddress, "200 through=[inbound] host=web remote="+dbAddress)
+}
+
 func TestPodThatIsRefusedSaysWhyInItsEvents(t *testing.T) {
 	c := theCluster(t)
 	c.deploy(t)

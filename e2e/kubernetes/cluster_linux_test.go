@@ -20,6 +20,7 @@ import (
 const (
 	nodeName       = "node-1"
 	nodeAddress    = "10.90.0.1"
+	nodeAddress6   = "fd90::1"
 	serviceAddress = "10.96.0.1" // of the API server as pods know it; there is no kube-proxy to lead it elsewhere
 )
 
@@ -32,8 +33,9 @@ type cluster struct {
 	bin    string // etcd, API server and so on
 	pki    *pki
 	parts  []*process
-	net    *process // holds the network namespace
-	node   *node
+	net    *process          // holds the network namespace
+	node   *node             // the first
+	nodes  []*node           // that run
 	images map[string]string // archives by name
 }
 
@@ -79,7 +81,7 @@ func startCluster(t *testing.T) *cluster {
 	c.hold(t)
 	c.startControlPlane(t)
 	c.images = buildImages(t, filepath.Join(dir, "images"))
-	c.node = c.startNode(t)
+	c.node = c.startNode(t, first, c.net, "[]")
 	c.within(t, "the node is ready", func() error { return c.is("node/"+nodeName, `{.status.conditions[?(@.type=="Ready")].status}`, "True") })
 	shared = c
 	return c
@@ -106,7 +108,8 @@ func kubernetesBin(t *testing.T) string {
 func (c *cluster) hold(t *testing.T) {
 	t.Helper()
 	script := `ip link set lo up && ip link add node0 type bridge && ip addr add ` + nodeAddress + `/24 dev node0 && ip addr add ` +
-		serviceAddress + `/32 dev lo && ip link set node0 up && ip route add default dev node0 && sysctl -qw net.ipv4.ip_forward=1 && echo ready && exec sleep infinity`
+		serviceAddress + `/32 dev lo && ip link set node0 up && ip addr add ` + nodeAddress6 + `/64 dev node0 nodad && ip route add default dev node0 && ` +
+		`sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 && echo ready && exec sleep infinity`
 	cmd := exec.Command("/bin/sh", "-c", script)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	c.net = c.start(t, "network", cmd)
@@ -128,7 +131,7 @@ func (c *cluster) startControlPlane(t *testing.T) {
 	c.pki.write(t, "audit.json", []byte(auditPolicy))
 	c.startPart(t, "etcd", filepath.Join(c.dir, "etcd"))
 	c.startPart(t, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--secure-port=443", "--advertise-address="+nodeAddress,
-		"--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=Node,RBAC", "--client-ca-file="+file("ca.crt"), "--allow-privileged",
+		"--service-cluster-ip-range=10.96.0.0/24,fd96::/112", "--authorization-mode=Node,RBAC", "--client-ca-file="+file("ca.crt"), "--allow-privileged",
 		"--tls-cert-file="+file("server.crt"), "--tls-private-key-file="+file("server.key"), "--cert-dir="+c.dir,
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-signing-key-file="+file("accounts.key"),
 		"--service-account-key-file="+file("accounts.pub"),
@@ -209,7 +212,12 @@ func (c *cluster) startPart(t *testing.T, name string, args ...string) *process 
 }
 
 func (c *cluster) inNetwork(ctx context.Context, args ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, "nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/ns/net", c.net.cmd.Process.Pid), "--"}, args...)...)
+	return within(ctx, c.net, args...)
+}
+
+// within runs a program in the network namespace of a process.
+func within(ctx context.Context, p *process, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/ns/net", p.cmd.Process.Pid), "--"}, args...)...)
 }
 
 // kubectl is what a person would do.
@@ -276,9 +284,9 @@ func (c *cluster) within(t *testing.T, what string, check func() error) {
 }
 
 func (c *cluster) close() {
-	if c.node != nil {
-		c.node.kill()
-		testenv.RemoveCgroups(c.node.cgroup, 20*time.Second)
+	for _, n := range c.nodes {
+		n.kill()
+		testenv.RemoveCgroups(n.cgroup, 20*time.Second)
 	}
 	for i := len(c.parts) - 1; i >= 0; i-- {
 		c.parts[i].kill()

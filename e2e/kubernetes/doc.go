@@ -1,4 +1,4 @@
-// Package kubernetes runs the CNI plugin and its node agent in a real cluster of one node: API server, controllers,
+// Package kubernetes runs the CNI plugin and its node agent in a real cluster of one node, and for one test of two: API server, controllers,
 // scheduler, kubelet, containerd, and examples/cni/node-agent.yaml as it is shipped. It is a module of its own and no part
 // of `make test`, as building Kubernetes takes minutes: `make kubernetes` builds it and runs the tests.
 //

@@ -15,7 +15,8 @@ import (
 const (
 	podImage   = "pilotfish.test/pod:1"
 	agentImage = "docker.io/pilotfish/cni:latest"
-	nextImage  = "docker.io/pilotfish/cni:next" // the same, under another name: an upgrade
+	nextImage  = "docker.io/pilotfish/cni:next"   // the same, under another name: an upgrade
+	proxyImage = "docker.io/istio/proxyv2:1.28.0" // the agent's in place of Istio's
 )
 
 // buildImages makes archives of all images.
@@ -32,6 +33,7 @@ func buildImages(t *testing.T, dir string) map[string]string {
 		agentImage: testimage.Archive(t, agentImage, []string{"/usr/local/bin/pilotfish-cni-install"}, agent...),
 		nextImage:  testimage.Archive(t, nextImage, []string{"/usr/local/bin/pilotfish-cni-install"}, agent...),
 	}
+	archives[proxyImage] = testimage.Archive(t, proxyImage, []string{"/usr/local/bin/pilot-agent"}, proxyFiles(t)...)
 	paths := map[string]string{}
 	for name, archive := range archives {
 		paths[name] = filepath.Join(dir, strings.NewReplacer("/", "_", ":", "_").Replace(name)+".tar")
@@ -42,15 +44,28 @@ func buildImages(t *testing.T, dir string) map[string]string {
 	return paths
 }
 
+// proxyFiles is what the Dockerfile puts into the sidecar's image, without Envoy.
+func proxyFiles(t *testing.T) []testimage.File {
+	t.Helper()
+	files := []testimage.File{{Name: "tmp/", Mode: 0o777}, {Name: "etc/passwd", Text: []byte("root:x:0:0::/:\nistio-proxy:x:1337:1337::/:\n"), Mode: 0o644}}
+	return append(files, programs(t, map[string]string{"usr/local/bin/pilot-agent": "pilotfish-agent", "usr/local/bin/pilotfish-iptables": "pilotfish-iptables"})...)
+}
+
 // agentFiles is what the Dockerfile puts into the node agent's image.
 func agentFiles(t *testing.T) []testimage.File {
 	t.Helper()
-	var files []testimage.File
-	for path, name := range map[string]string{
+	return programs(t, map[string]string{
 		"opt/cni/bin/pilotfish-cni":           "pilotfish-cni",
 		"opt/cni/bin/pilotfish-cni-tombstone": "pilotfish-cni-tombstone",
 		"usr/local/bin/pilotfish-cni-install": "pilotfish-cni-install",
-	} {
+	})
+}
+
+// programs are binaries of this project by their place in an image.
+func programs(t *testing.T, names map[string]string) []testimage.File {
+	t.Helper()
+	var files []testimage.File
+	for path, name := range names {
 		text, err := os.ReadFile(testenv.Bin(t, name))
 		if err != nil {
 			t.Fatal(err)

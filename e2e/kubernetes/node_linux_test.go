@@ -18,16 +18,30 @@ import (
 // node is a machine of the cluster: a container runtime and a kubelet, with disks of its own that outlive a reboot.
 type node struct {
 	cluster *cluster
-	dir     string // its disks: etc, opt and var
-	runtime string // folder of containerd, runc and the reference plugins
-	cgroup  string // in every hierarchy
+	place
+	net     *process // holds its network namespace
+	dir     string   // its disks: etc, opt and var
+	runtime string   // folder of containerd, runc and the reference plugins
+	cgroup  string   // in every hierarchy
 	init    *process
 	parts   map[string]*process
 }
 
+// place is a node among the others.
+type place struct {
+	name, address, address6, kubelet string // kubelet is the name of its kubeconfig
+	pods, pods6                      string
+}
+
+// The nodes: the first is on the network of the control plane, the second joins in one test.
+var (
+	first  = place{nodeName, nodeAddress, nodeAddress6, "kubelet", "10.88.0.0/16", "fd88::/64"}
+	second = place{"node-2", "10.90.0.2", "fd90::2", "kubelet-2", "10.89.0.0/16", "fd89::/64"}
+)
+
 // network is what a primary CNI plugin leaves.
 const network = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"cni0","isGateway":true,
- "ipam":{"type":"host-local","ranges":[[{"subnet":"10.88.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}`
+ "ipam":{"type":"host-local","ranges":[[{"subnet":"PODS4"}],[{"subnet":"PODS6"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}]}`
 
 const containerdConfig = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -44,25 +58,30 @@ const kubeletConfig = `{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"Kub
 "authentication":{"anonymous":{"enabled":false},"webhook":{"enabled":true},"x509":{"clientCAFile":"AUTHORITY"}},"authorization":{"mode":"Webhook"},
 "syncFrequency":"10s","nodeStatusReportFrequency":"10s","registerWithTaints":TAINTS}`
 
-func (c *cluster) startNode(t *testing.T) *node {
+// list is the node's.
+func (p place) list() string {
+	return strings.NewReplacer("PODS4", p.pods, "PODS6", p.pods6).Replace(network)
+}
+
+func (c *cluster) startNode(t *testing.T, at place, net *process, taints string) *node {
 	t.Helper()
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{cluster: c, dir: filepath.Join(c.dir, "node"), runtime: filepath.Join(cache, "pilotfish", "containerd", "bin"),
-		cgroup: fmt.Sprintf("pilotfish-kube-%d", os.Getpid()), parts: map[string]*process{}}
+	n := &node{cluster: c, place: at, net: net, dir: filepath.Join(c.dir, at.name), runtime: filepath.Join(cache, "pilotfish", "containerd", "bin"),
+		cgroup: fmt.Sprintf("pilotfish-kube-%d-%s", os.Getpid(), at.name), parts: map[string]*process{}}
 	if _, err := os.Stat(filepath.Join(n.runtime, "containerd")); err != nil {
 		t.Skip("containerd is not here: run `make containerd`")
 	}
-	c.node = n
-	n.layOut(t)
+	c.nodes = append(c.nodes, n)
+	n.layOut(t, taints)
 	n.boot(t)
 	return n
 }
 
 // layOut prepares the node's disks.
-func (n *node) layOut(t *testing.T) {
+func (n *node) layOut(t *testing.T, taints string) {
 	t.Helper()
 	for _, dir := range []string{"etc/cni/net.d", "etc/containerd", "work", "opt/cni/bin", "var/lib", "var/log", "var/tmp", "var/cache"} {
 		if err := os.MkdirAll(filepath.Join(n.dir, dir), 0o755); err != nil {
@@ -72,8 +91,8 @@ func (n *node) layOut(t *testing.T) {
 	if err := os.Symlink("/run", filepath.Join(n.dir, "var/run")); err != nil {
 		t.Fatal(err)
 	}
-	n.configure(t, "[]")
-	for name, text := range map[string]string{"etc/cni/net.d/10-pods.conflist": network, "etc/containerd/config.toml": containerdConfig} {
+	n.configure(t, taints)
+	for name, text := range map[string]string{"etc/cni/net.d/10-pods.conflist": n.list(), "etc/containerd/config.toml": containerdConfig} {
 		n.write(t, name, text)
 	}
 	for _, name := range []string{"bridge", "host-local", "loopback"} {
@@ -118,15 +137,15 @@ mount --bind "$0/var" /var
 mount --bind "$0/opt" /opt
 mount -t tmpfs tmpfs /run
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$0/etc,workdir=$0/work" /etc
-hostname ` + nodeName + `
+hostname ` + n.name + `
 echo ready
 while :; do sleep 1000 & wait $!; done`
-	cmd := exec.Command("nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", n.cluster.net.cmd.Process.Pid), "--", "/bin/bash", "-c", script, n.dir)
+	cmd := exec.Command("nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", n.net.cmd.Process.Pid), "--", "/bin/bash", "-c", script, n.dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:   syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 		Unshareflags: syscall.CLONE_NEWNS, // makes mounts private
 	}
-	n.init = n.cluster.start(t, "node", cmd)
+	n.init = n.cluster.start(t, n.name, cmd)
 	n.cluster.within(t, "the node's first process", func() error {
 		if !strings.Contains(n.init.output.String(), "ready") {
 			return errors.New(n.init.output.String())
@@ -134,8 +153,8 @@ while :; do sleep 1000 & wait $!; done`
 		return nil
 	})
 	n.startContainerd(t)
-	n.startPart(t, filepath.Join(n.cluster.bin, "kubelet"), "--config=/etc/kubelet.json", "--kubeconfig="+n.cluster.pki.path("kubelet.kubeconfig"),
-		"--hostname-override="+nodeName, "--node-ip="+nodeAddress)
+	n.startPart(t, filepath.Join(n.cluster.bin, "kubelet"), "--config=/etc/kubelet.json", "--kubeconfig="+n.cluster.pki.path(n.kubelet+".kubeconfig"),
+		"--hostname-override="+n.name, "--node-ip="+n.address+","+n.address6)
 }
 
 func (n *node) startContainerd(t *testing.T) {
@@ -201,5 +220,5 @@ func (n *node) kill() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_ = n.cluster.inNetwork(ctx, "ip", "link", "delete", "cni0").Run()
+	_ = within(ctx, n.net, "ip", "link", "delete", "cni0").Run()
 }

@@ -34,10 +34,11 @@ func newPKI(t *testing.T, dir string) *pki {
 		IPAddresses: []net.IP{net.ParseIP(nodeAddress), net.ParseIP(serviceAddress), net.ParseIP("127.0.0.1")},
 	})
 	for name, subject := range map[string]pkix.Name{
-		"admin":      {CommonName: "admin", Organization: []string{"system:masters"}},
-		"controller": {CommonName: "system:kube-controller-manager"},
-		"scheduler":  {CommonName: "system:kube-scheduler"},
-		"kubelet":    {CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}},
+		"admin":        {CommonName: "admin", Organization: []string{"system:masters"}},
+		"controller":   {CommonName: "system:kube-controller-manager"},
+		"scheduler":    {CommonName: "system:kube-scheduler"},
+		first.kubelet:  {CommonName: "system:node:" + first.name, Organization: []string{"system:nodes"}},
+		second.kubelet: {CommonName: "system:node:" + second.name, Organization: []string{"system:nodes"}},
 	} {
 		p.kubeconfig(t, name, subject)
 	}

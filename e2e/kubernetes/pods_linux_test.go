@@ -18,7 +18,7 @@ admin: {address: {socket_address: {address: 127.0.0.1, port_value: 15000}}}
 static_resources:
   listeners:
   - name: outbound
-    address: {socket_address: {address: 0.0.0.0, port_value: 15001}}
+    address: {socket_address: {address: "::", ipv4_compat: true, port_value: 15001}}
     listener_filters: [&dst {name: original_dst, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.listener.original_dst.v3.OriginalDst}}]
     filter_chains: [{filters: [{name: http, typed_config: {
       "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager,
@@ -26,7 +26,8 @@ static_resources:
       route_config: {response_headers_to_add: [{header: {key: x-through, value: outbound}}],
         virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, route: {cluster: outbound}}]}]}}}]}]
   - name: inbound
-    address: {socket_address: {address: 0.0.0.0, port_value: 15006}}
+    address: {socket_address: {address: "::", ipv4_compat: true, port_value: 15006}}
+    transparent: false
     listener_filters: [*dst]
     filter_chains: [{filters: [{name: http, typed_config: {
       "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager,
@@ -36,8 +37,17 @@ static_resources:
   clusters:
   - {name: outbound, type: ORIGINAL_DST, lb_policy: CLUSTER_PROVIDED, connect_timeout: 2s}
   - {name: inbound, type: ORIGINAL_DST, lb_policy: CLUSTER_PROVIDED, connect_timeout: 2s,
-     upstream_bind_config: {source_address: {address: 127.0.0.6, port_value: 0}}}
+     upstream_bind_config: {source_address: {address: 127.0.0.6, port_value: 0}, extra_source_addresses: [{address: {address: "::6", port_value: 0}}]}}
 `
+
+// transparentConfig is the same for a pod that is captured by TPROXY: who calls is seen as it is.
+func transparentConfig() string {
+	const bind = ",\n     upstream_bind_config: "
+	before, _, _ := strings.Cut(envoyConfig, bind)
+	return strings.NewReplacer("transparent: false", "transparent: true", "listener_filters: [*dst]",
+		`listener_filters: [*dst, {name: original_src, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.listener.original_src.v3.OriginalSrc, mark: 1337}}]`,
+	).Replace(before) + "}\n"
+}
 
 type object = map[string]any
 
@@ -82,8 +92,13 @@ func idleSidecar() object {
 // envoySidecar runs a real Envoy, which comes from the test's machine with the libraries that it needs.
 func (c *cluster) envoySidecar(t *testing.T, p object) object {
 	t.Helper()
-	config := filepath.Join(c.dir, "envoy.yaml")
-	if err := os.WriteFile(config, []byte(envoyConfig), 0o644); err != nil {
+	return c.envoyWith(t, p, envoyConfig)
+}
+
+func (c *cluster) envoyWith(t *testing.T, p object, text string) object {
+	t.Helper()
+	config := filepath.Join(c.dir, p["metadata"].(object)["name"].(string)+".yaml")
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	envoy, err := filepath.EvalSymlinks(testenv.Envoy(t))
@@ -105,6 +120,12 @@ func (c *cluster) envoySidecar(t *testing.T, p object) object {
 	sidecar["command"] = []string{"/envoy", "-c", "/envoy.yaml", "--log-level", "warning", "--concurrency", "1", "--disable-hot-restart"}
 	sidecar["args"] = []string{}
 	sidecar["volumeMounts"] = mounts
+	return sidecar
+}
+
+// dualStack is a proxy of a mesh of both families.
+func dualStack(sidecar object) object {
+	sidecar["env"] = []any{object{"name": "ISTIO_DUAL_STACK", "value": "true"}}
 	return sidecar
 }
 
@@ -142,6 +163,16 @@ func (c *cluster) get(pod, address string) string {
 		return err.Error()
 	}
 	return strings.TrimSpace(answer)
+}
+
+// addresses are those of a pod, an IPv6 one as it stands in a URL.
+func (c *cluster) addresses(t *testing.T, pod string) (ipv4, ipv6 string) {
+	t.Helper()
+	ips := strings.Fields(c.mustKubectl(t, "get", "pod", pod, "-o", "jsonpath={.status.podIPs[*].ip}"))
+	if len(ips) != 2 {
+		t.Fatalf("pod %s has the addresses %v", pod, ips)
+	}
+	return ips[0], "[" + ips[1] + "]"
 }
 
 // answers waits until an answer begins like this.

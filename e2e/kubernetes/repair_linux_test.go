@@ -21,6 +21,7 @@ func TestPodThatStartedBeforeThePluginIsMended(t *testing.T) {
 	c.deploy(t)
 	c.answers(t, "out of the pod", early, dbAddress, "200 through=[outbound] host=db")
 	c.answers(t, "into the pod", db, earlyAddress, "200 through=[inbound] host=early")
+	c.eventSays(t, early, "Normal RedirectionRepaired its traffic had bypassed its proxy")
 	if out := c.mustKubectl(t, "get", "pod", early, "-o", "jsonpath={.status.containerStatuses[*].restartCount}"); out != "0 0" {
 		t.Errorf("restarts of its containers: %s", out)
 	}
@@ -94,11 +95,13 @@ func TestAgentUsesTheRightsThatItHasAndNoOthers(t *testing.T) {
 	c.deploy(t)
 	since := c.audited(t)
 	c.remove(t)
+	early, _ := c.running(t, injected(pod("early"), idleSidecar())) // so that there is something to tell of in events
 	c.deploy(t)
+	c.eventSays(t, early, "RedirectionRepaired")
 	c.withoutAgent(t) // so that the plugin asks for a pod, and the agent for its daemon set
 	c.running(t, pod("db"))
 	var used map[string]bool
-	want := []string{"get pods", "list pods", "watch pods", "get daemonsets", "create serviceaccounts/token"}
+	want := []string{"get pods", "list pods", "watch pods", "get daemonsets", "create serviceaccounts/token", "create events"}
 	c.within(t, "each right is used", func() error {
 		var refused []string
 		used, refused = c.audit(t, since)

@@ -42,7 +42,7 @@ func TestDeletedDaemonSetTakesThePluginAlongAndItsPodsEnd(t *testing.T) {
 	web := c.create(t, injected(pod("web"), idleSidecar()))
 	c.within(t, "the pod runs", func() error { return c.is("pod/"+web, "{.status.phase}", "Running") })
 	c.remove(t)
-	if list := c.node.conflist(t); compact(t, list) != compact(t, network) {
+	if list := c.node.conflist(t); compact(t, list) != compact(t, c.node.list()) {
 		t.Errorf("the CNI configuration is not what it was: %s", list)
 	}
 	if _, err := os.Stat(filepath.Join(c.node.dir, "opt/cni/bin/pilotfish-cni")); err != nil {

@@ -52,11 +52,17 @@ func Make() (*Namespace, error) {
 	return n, nil
 }
 
-// onThread runs f on a thread that ends with it: the thread's namespace is no longer what Go takes it for.
+// onThread runs f on a thread that ends with it: the thread's namespace is no longer what Go takes it for. The process's
+// first cannot end, and is what all of the process is taken for in /proc.
 func onThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked
+		if syscall.Gettid() == os.Getpid() {
+			defer runtime.UnlockOSThread()
+			result <- onThread(f) // on another one, while this one is kept from it
+			return
+		}
 		result <- f()
 	}()
 	return <-result

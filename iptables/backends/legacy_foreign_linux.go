@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // legacyLayout is where in an entry of a table things are (struct ipt_entry, struct ip6t_entry).
@@ -38,21 +39,10 @@ var (
 
 // foreignLegacy tells of what iptables-legacy has of others, which nftables does not know of.
 func foreignLegacy(netns int) (all []iptables.ForeignChain, err error) {
-	err = namespace.Do(netns, func() error {
-		var l legacy
-		l.open()
-		defer l.close()
-		for i, family := range legacyFamilies {
-			tables, err := listed(l.lists[i], l.errs[i])
-			if err != nil {
-				return err
-			}
-			for _, name := range tables {
-				// What cannot be read, or is ours too, is not somebody else's to tell of.
-				if t, err := readLegacy(family.domain, family.level, name); err == nil && !containsAny(t.entries, ownPrefixes) {
-					all = append(all, t.foreign(family.layout, name)...)
-				}
-			}
+	err = eachLegacy(netns, func(family legacyFamily, table string) error {
+		// What cannot be read is nothing to tell of.
+		if t, err := readLegacy(family.domain, family.level, table); err == nil {
+			all = append(all, t.foreign(family.layout, table)...)
 		}
 		return nil
 	})
@@ -63,7 +53,10 @@ func (t *legacyTable) foreign(at legacyLayout, table string) (all []iptables.For
 	var named []iptables.Named
 	count := [5]int{}
 	drops := [5]bool{}
-	t.each(at, func(offset uint32, entry []byte) {
+	t.eachRule(at, func(offset uint32, entry []byte, r iptables.PlacedRule) {
+		if isOurs(r.Chain) || isOurs(r.Verdict) {
+			return
+		}
 		for hook := range legacyHooks {
 			switch {
 			case t.hooks&(1<<hook) == 0:
@@ -82,6 +75,11 @@ func (t *legacyTable) foreign(at legacyLayout, table string) (all []iptables.For
 		}
 	}
 	return all
+}
+
+// isOurs says whether a chain's name is one of ours.
+func isOurs(chain string) bool {
+	return slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
 // each gives the entries of a table. What is malformed ends them.

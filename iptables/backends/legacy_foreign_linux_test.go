@@ -22,6 +22,7 @@ func TestRulesOfOthersByIPTablesLegacyAreToldOf(t *testing.T) {
 		"iptables-legacy -A OUTPUT -p tcp -m multiport --dports 80,8000:8010,9000 -j DROP", "iptables-legacy -A OUTPUT -p tcp -m multiport --sports 7000 -j DROP",
 		"ip6tables-legacy -P INPUT DROP", "ip6tables-legacy -t mangle -A PREROUTING -d fd00::7 -j ACCEPT",
 		"iptables-legacy -t nat -N PILOTFISH_OUTPUT", "iptables-legacy -t nat -A OUTPUT -j PILOTFISH_OUTPUT",
+		"iptables-legacy -t nat -A PILOTFISH_OUTPUT -d 192.0.2.1 -j RETURN", "iptables-legacy -t nat -A OUTPUT -d 192.0.2.7 -p tcp -j DNAT --to 192.0.2.8",
 	} {
 		legacyCommand(t, ns, line)
 	}
@@ -37,12 +38,13 @@ func TestRulesOfOthersByIPTablesLegacyAreToldOf(t *testing.T) {
 		"chain OUTPUT of table ip filter of iptables-legacy (hook output, priority 0) has 4 rules":                     "[{443 10.96.0.10} {5000 invalid IP} {80 invalid IP} {8000 invalid IP} {9000 invalid IP}]",
 		"chain INPUT of table ip6 filter of iptables-legacy (hook input, priority 0) has 0 rules, and the policy drop": "[]",
 		"chain PREROUTING of table ip6 mangle of iptables-legacy (hook prerouting, priority -150) has 1 rule":          "[{0 fd00::7}]",
+		"chain OUTPUT of table ip nat of iptables-legacy (hook output, priority -100) has 1 rule":                      "[{0 192.0.2.7}]",
 	} {
 		if got, ok := told[chain]; !ok || fmt.Sprint(got) != named {
 			t.Errorf("%s: %v, of %v", chain, got, told)
 		}
 	}
-	if len(all) != 3 {
+	if len(all) != 4 {
 		t.Errorf("%d chains: %v", len(all), all)
 	}
 }
@@ -75,5 +77,6 @@ func FuzzTablesOfIPTablesLegacyAreReadWithoutHarm(f *testing.F) {
 		t := legacyTable{hooks: 31, entries: entries}
 		t.begins[0], t.ends[0] = begin, end
 		t.foreign(at, "filter")
+		t.placed(at, "filter")
 	})
 }

@@ -27,14 +27,17 @@ const (
 
 // legacyFamily is how the kernel is asked about the tables of a family.
 type legacyFamily struct {
-	names         string // file that lists them
+	names         string // file of listsIn that lists them
 	domain, level int
 	layout        legacyLayout
 }
 
+// listsIn is the directory of a thread's network namespace.
+const listsIn = "/proc/thread-self/net"
+
 var legacyFamilies = [...]legacyFamily{
-	{"/proc/thread-self/net/ip_tables_names", unix.AF_INET, unix.SOL_IP, layout4},
-	{"/proc/thread-self/net/ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, layout6},
+	{"ip_tables_names", unix.AF_INET, unix.SOL_IP, layout4},
+	{"ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, layout6},
 }
 
 // legacy are the lists of the tables that the legacy flavour has in a namespace, as descriptors.
@@ -49,8 +52,14 @@ func (l *legacy) open() {
 	runtime.LockOSThread() // /proc/thread-self is of this one
 	defer runtime.UnlockOSThread()
 	l.opened = true
+	directory, err := unix.Open(listsIn, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(directory)
+	}
 	for i, family := range legacyFamilies {
-		l.lists[i], l.errs[i] = unix.Open(family.names, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if l.errs[i] = err; err == nil {
+			l.lists[i], l.errs[i] = unix.Openat(directory, family.names, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		}
 	}
 }
 

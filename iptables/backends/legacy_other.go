@@ -13,3 +13,6 @@ func (*legacy) close() {}
 func (*legacy) hasRules(int, ...string) (bool, error) { return false, nil }
 
 func foreignLegacy(int) ([]iptables.ForeignChain, error) { return nil, nil }
+
+// LegacyRules are none.
+func LegacyRules(int) ([]iptables.PlacedRule, error) { return nil, nil }

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
@@ -49,5 +53,104 @@ func TestTheCallerStaysWhereItIs(t *testing.T) {
 	}
 	if within == before || read() != before {
 		t.Errorf("before %s, within %s, after %s", before, within, read())
+	}
+}
+
+func TestAnotherThreadGoesWhereTheCallerCouldNotComeBackFrom(t *testing.T) {
+	ns := testns.New(t)
+	link := func() (at string, err error) {
+		at, err = os.Readlink("/proc/thread-self/ns/net")
+		return at, err
+	}
+	before, err := link()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var within string
+	if err := elsewhere(int(ns.Handle), func() (err error) { within, err = link(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := link(); err != nil || within == before || after != before {
+		t.Errorf("before %s, within %s, after %s, %v", before, within, after, err)
+	}
+}
+
+func TestAProgramThatCannotComeBackEndsWhoeverRecovers(t *testing.T) {
+	ns := testns.New(t)
+	if os.Getenv("CANNOT_COME_BACK") != "" {
+		defer func() { _ = recover() }()
+		var home unix.Stat_t
+		if err := unix.Stat("/proc/thread-self/ns/net", &home); err == nil {
+			_ = Do(int(ns.Handle), func() error { closeAll(home); return nil })
+		}
+		return
+	}
+	again := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	again.Env = append(os.Environ(), "CANNOT_COME_BACK=1")
+	if said, err := again.CombinedOutput(); err == nil || !strings.Contains(string(said), "panic: come back from a network namespace") {
+		t.Errorf("%v: %s", err, said)
+	}
+}
+
+// closeAll closes all that leads to a namespace.
+func closeAll(namespace unix.Stat_t) {
+	for fd := 3; fd < 1000; fd++ {
+		var stat unix.Stat_t
+		if unix.Fstat(fd, &stat) == nil && stat.Dev == namespace.Dev && stat.Ino == namespace.Ino {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+func TestThreadThatIsLeftElsewhereIsNeverTheFirstOfTheProcess(t *testing.T) {
+	ns := testns.New(t)
+	for range 200 {
+		if err := elsewhere(int(ns.Handle), func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var there, first unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(ns.Handle), &there), unix.Stat("/proc/self/ns/net", &first)); err != nil {
+		t.Fatal(err)
+	}
+	if there.Ino == first.Ino && there.Dev == first.Dev {
+		t.Error("the process is in the namespace for good")
+	}
+}
+
+func TestWhatATurnOpensItOpensWhenItHasTheLock(t *testing.T) {
+	ns := testns.New(t)
+	release, err := Lock(context.Background(), int(ns.Handle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan struct{})
+	opened, taken := make(chan bool, 2), make(chan error, 1)
+	go func() {
+		turn, err := Take(context.Background(), int(ns.Handle), func() {
+			select {
+			case <-released:
+				opened <- true
+			default:
+				opened <- false
+			}
+		})
+		if err == nil {
+			turn.End()
+		}
+		taken <- err
+	}()
+	soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := Lock(soon, int(ns.Handle)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a third: %v", err)
+	}
+	close(released)
+	release()
+	if err := <-taken; err != nil {
+		t.Fatal(err)
+	}
+	if !<-opened || len(opened) > 0 {
+		t.Error("it was opened before the lock was there, or twice")
 	}
 }

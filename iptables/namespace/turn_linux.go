@@ -28,32 +28,50 @@ const answers = 10 * time.Second
 
 // Take waits for the lock of the namespace of a descriptor; 0 or less is that of the calling thread. After Patience it
 // goes on without. The lock is gone when the turn ends, or with the process. What else is to be opened in the namespace is
-// opened by the functions, before the lock is there: to enter twice would cost more than all of it.
+// opened by the functions, when the lock is there: without having to wait, on one visit to the namespace.
 func Take(ctx context.Context, fd int, open ...func()) (*Turn, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		deadline = time.Now().Add(Patience + answers)
 	}
 	t := &Turn{lock: -1, sockets: map[int]socket{}}
-	err := Do(fd, func() (err error) {
-		t.lock, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		for _, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} { // entering costs more than both
-			s, failure := kernel.Dial(protocol, deadline)
-			t.sockets[protocol] = socket{Socket: s, failure: failure}
-		}
-		for _, f := range open {
-			f()
-		}
-		return err
-	})
-	if err == nil {
-		err = wait(ctx, t.lock)
-	}
+	err := t.take(ctx, fd, deadline, open)
 	if err != nil {
 		t.End()
 		return nil, fmt.Errorf("lock the network namespace: %w", err)
 	}
 	return t, nil
+}
+
+func (t *Turn) take(ctx context.Context, fd int, deadline time.Time, open []func()) error {
+	openAll := func() error {
+		for _, f := range open {
+			f()
+		}
+		return nil
+	}
+	free := false
+	err := Do(fd, func() (err error) {
+		if t.lock, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		free, err = try(t.lock)
+		for _, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} {
+			s, failure := kernel.Dial(protocol, deadline)
+			t.sockets[protocol] = socket{Socket: s, failure: failure}
+		}
+		if !free || err != nil {
+			return err
+		}
+		return openAll()
+	})
+	if free || err != nil {
+		return err
+	}
+	if err := wait(ctx, t.lock); err != nil {
+		return err
+	}
+	return Do(fd, openAll)
 }
 
 // Socket is that of a protocol, NETLINK_NETFILTER or NETLINK_ROUTE.

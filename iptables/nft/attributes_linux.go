@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -17,9 +18,27 @@ type writer struct {
 	failure error // of the library's
 }
 
+// room gives n bytes more to write, all of which are to be written.
+func (w *writer) room(n int) []byte {
+	at := len(w.out)
+	if at+n > cap(w.out) {
+		w.out = slices.Grow(w.out, n)
+	}
+	w.out = w.out[:at+n]
+	return w.out[at:]
+}
+
+// attribute begins one of n bytes, which are to be written.
+func (w *writer) attribute(kind uint16, n int) []byte {
+	b := w.room(unix.NLA_HDRLEN + (n+3)&^3)
+	binary.NativeEndian.PutUint16(b, uint16(unix.NLA_HDRLEN+n))
+	binary.NativeEndian.PutUint16(b[2:], kind)
+	return b[unix.NLA_HDRLEN:]
+}
+
 func (w *writer) open(kind uint16) (at int) {
 	at = len(w.out)
-	w.out = binary.NativeEndian.AppendUint16(append(w.out, 0, 0), kind)
+	w.attribute(kind, 0)
 	return at
 }
 
@@ -33,27 +52,21 @@ func (w *writer) close(at int) {
 }
 
 func (w *writer) bytes(kind uint16, data []byte) {
-	at := w.open(kind)
-	w.out = append(w.out, data...)
-	w.close(at)
+	b := w.attribute(kind, len(data))
+	clear(b[copy(b, data):])
 }
 
 func (w *writer) text(kind uint16, s string) {
-	at := w.open(kind)
-	w.out = append(append(w.out, s...), 0)
-	w.close(at)
+	b := w.attribute(kind, len(s)+1)
+	clear(b[copy(b, s):])
 }
 
 func (w *writer) number(kind uint16, n uint32) {
-	at := w.open(kind)
-	w.out = binary.BigEndian.AppendUint32(w.out, n)
-	w.close(at)
+	binary.BigEndian.PutUint32(w.attribute(kind, 4), n)
 }
 
 func (w *writer) number64(kind uint16, n uint64) {
-	at := w.open(kind)
-	w.out = binary.BigEndian.AppendUint64(w.out, n)
-	w.close(at)
+	binary.BigEndian.PutUint64(w.attribute(kind, 8), n)
 }
 
 func text(kind uint16, s string) []byte {

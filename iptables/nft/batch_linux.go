@@ -17,7 +17,7 @@ type batch struct {
 	writer
 	parts []part
 	sets  uint32 // how many there are, the last one's number
-	rule  string // being made, for errors
+	rule  string // ID of the one that is being made, for errors
 	body  writer // expressions of that rule
 }
 
@@ -95,7 +95,7 @@ func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 	}
 	for _, c := range rules.Chains {
 		if err := b.fill(rules, c); err != nil {
-			return fmt.Errorf("%s: %w", b.rule, err)
+			return fmt.Errorf("rule %s: %w", b.rule, err)
 		}
 	}
 	return nil
@@ -171,7 +171,7 @@ func (b *batch) fill(rules *iptables.RuleSet, c iptables.Chain) error {
 		b.append(name, familiesID)
 	}
 	for _, r := range c.Rules {
-		b.rule = "rule " + r.ID
+		b.rule = r.ID
 		if err := b.ruleOf(name, c.Table, r); err != nil {
 			return err
 		}

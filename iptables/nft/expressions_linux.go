@@ -94,6 +94,13 @@ func (w *writer) immediate(e expr.Immediate) {
 	w.done(whole, about)
 }
 
+// redirect is to the port in register 1.
+func (w *writer) redirect() {
+	whole, about := w.called("redir")
+	w.number(unix.NFTA_REDIR_REG_PROTO_MIN, 1)
+	w.done(whole, about)
+}
+
 func (w *writer) verdict(e expr.Verdict) {
 	whole, about := w.called("immediate")
 	w.number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)

@@ -28,7 +28,8 @@ func TestExpressionsAreWrittenAsTheLibraryWritesThem(t *testing.T) {
 		{func(w *writer) { w.counter(counter) }, &counter},
 		{func(w *writer) { w.immediate(data) }, &data},
 		{func(w *writer) { w.verdict(back) }, &back}, {func(w *writer) { w.verdict(jump) }, &jump},
-		{func(w *writer) { w.other(&expr.Redir{RegisterProtoMin: 1}) }, &expr.Redir{RegisterProtoMin: 1}},
+		{(*writer).redirect, &expr.Redir{RegisterProtoMin: 1}},
+		{func(w *writer) { w.other(&expr.TProxy{RegPort: 1}) }, &expr.TProxy{RegPort: 1}},
 	} {
 		t.Run(fmt.Sprintf("%T", c.whole), func(t *testing.T) {
 			want, err := expr.Marshal(unix.NFPROTO_INET, c.whole)

@@ -83,6 +83,41 @@ func (c *conditions) among(l list) {
 	}
 }
 
+// amongIDs is among of ids, amongPorts of ports, amongAddresses of addresses: with those that are one value, as most are,
+// compared without a list.
+func (c *conditions) amongIDs(k key, ids []uint32, not bool) {
+	if len(ids) > 1 {
+		c.among(idList(k, ids, not))
+		return
+	}
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], ids[0])
+	c.compare(equal(not), b[:])
+}
+
+func (c *conditions) amongPorts(ranges []iptables.PortRange, not bool) {
+	if len(ranges) > 1 || ranges[0].First != ranges[0].Last {
+		c.among(portList(ranges, not))
+		return
+	}
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], ranges[0].First)
+	c.compare(equal(not), b[:])
+}
+
+func (c *conditions) amongAddresses(prefixes []netip.Prefix, not bool) {
+	switch p := prefixes[0]; {
+	case len(prefixes) > 1 || !p.IsSingleIP():
+		c.among(addressList(prefixes, not))
+	case p.Addr().Is4():
+		b := p.Addr().As4()
+		c.compare(equal(not), b[:])
+	default:
+		b := p.Addr().As16()
+		c.compare(equal(not), b[:])
+	}
+}
+
 // setName has the kernel number anonymous sets.
 const setName = "__set%d"
 
@@ -109,7 +144,7 @@ func (b *batch) set(l list) uint32 {
 	if l.key.host {
 		order = 1
 	}
-	at := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, part{"a set of", b.rule})
+	at := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, part{"a set of rule", b.rule})
 	b.text(unix.NFTA_SET_TABLE, Table)
 	b.text(unix.NFTA_SET_NAME, setName)
 	b.number(unix.NFTA_SET_ID, b.sets)
@@ -131,7 +166,7 @@ const elementsAtOnce = 1000
 
 func (b *batch) elements(all []kernelElement) {
 	for some := range slices.Chunk(all, elementsAtOnce) {
-		at := b.message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, part{"a set of", b.rule})
+		at := b.message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, part{"a set of rule", b.rule})
 		b.text(unix.NFTA_SET_ELEM_LIST_TABLE, Table)
 		b.text(unix.NFTA_SET_ELEM_LIST_SET, setName)
 		b.number(unix.NFTA_SET_ELEM_LIST_SET_ID, b.sets)

@@ -58,11 +58,11 @@ func (c *conditions) match(m iptables.Match) error {
 	c.ports(m)
 	if len(m.UIDs) > 0 {
 		c.load(expr.MetaKeySKUID)
-		c.among(idList(keyUID, m.UIDs, m.NotUIDs))
+		c.amongIDs(keyUID, m.UIDs, m.NotUIDs)
 	}
 	if len(m.GIDs) > 0 {
 		c.load(expr.MetaKeySKGID)
-		c.among(idList(keyGID, m.GIDs, m.NotGIDs))
+		c.amongIDs(keyGID, m.GIDs, m.NotGIDs)
 	}
 	if m.Mark != nil {
 		c.load(expr.MetaKeyMARK)
@@ -161,11 +161,11 @@ func (c *conditions) addresses(m iptables.Match) {
 	}
 	if len(m.Source) > 0 {
 		load(m.Source, 12, 8)
-		c.among(addressList(m.Source, m.NotSource))
+		c.amongAddresses(m.Source, m.NotSource)
 	}
 	if len(m.Destination) > 0 {
 		load(m.Destination, 16, 24)
-		c.among(addressList(m.Destination, m.NotDestination))
+		c.amongAddresses(m.Destination, m.NotDestination)
 	}
 }
 
@@ -175,11 +175,11 @@ func (c *conditions) ports(m iptables.Match) {
 	}
 	if len(m.SourcePorts) > 0 {
 		load(0)
-		c.among(portList(m.SourcePorts, false))
+		c.amongPorts(m.SourcePorts, false)
 	}
 	if len(m.DestinationPorts) > 0 {
 		load(2)
-		c.among(portList(m.DestinationPorts, m.NotDestinationPorts))
+		c.amongPorts(m.DestinationPorts, m.NotDestinationPorts)
 	}
 }
 

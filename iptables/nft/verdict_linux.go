@@ -50,9 +50,11 @@ func (w *writer) capture(v iptables.Verdict, m iptables.Match) error {
 	if m.Protocol == iptables.AnyProtocol {
 		return errors.New("a port to redirect to needs a protocol")
 	}
-	w.put(binary.BigEndian.AppendUint16(nil, v.Port))
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], v.Port)
+	w.put(port[:])
 	if v.Action == iptables.Redirect {
-		w.other(&expr.Redir{RegisterProtoMin: 1})
+		w.redirect()
 		return nil
 	}
 	w.other(&expr.TProxy{RegPort: 1})

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // Lab is the outside world of a namespace for the time of tests. Its methods are not called concurrently.
@@ -195,7 +196,7 @@ func (s *session) prepare(a *attempt) error {
 		a.port = s.freePort(a.number())
 		return nil
 	}
-	return onThread(func() error {
+	return namespace.OnThread(func() error {
 		if err := enter(int(s.ns.Fd())); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // Sockets test packets with nothing but sockets, which takes no privileges. Less can be seen than with a Lab: packets are
@@ -112,7 +113,7 @@ func (s *Sockets) open(a *attempt) error {
 	if a.packet.Inbound {
 		return fmt.Errorf("send from outside: %w (CAP_NET_ADMIN)", ErrNotPermitted)
 	}
-	return onThread(func() error {
+	return namespace.OnThread(func() error {
 		if err := enter(int(s.ns.Fd())); err != nil {
 			return err
 		}

@@ -3,24 +3,15 @@ package packets
 import (
 	"fmt"
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
-)
 
-// onThread runs f on a thread that ends with it, so that f may change what belongs to a thread.
-func onThread(f func() error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked
-		result <- f()
-	}()
-	return <-result
-}
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
+)
 
 // inside runs f on a thread in a network namespace. Sockets that f makes stay in it; goroutines that f starts are not.
 func inside(ns int, f func() error) error {
-	return onThread(func() error {
+	return namespace.OnThread(func() error {
 		if err := enter(ns); err != nil {
 			return err
 		}
@@ -103,7 +94,7 @@ func SenderIn(netns int) Sender {
 	}
 	own := Sender{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	const stranger = 1<<31 - 3
-	own.Anybody = onThread(func() error { return as(stranger, stranger, func() error { return nil }) }) == nil
+	own.Anybody = namespace.OnThread(func() error { return as(stranger, stranger, func() error { return nil }) }) == nil
 	return own
 }
 

@@ -41,6 +41,8 @@ type gatherer struct {
 	rules      map[string]named // of ours, by ID
 	interfaces func(index uint32) string
 	ways       map[uint32]*way
+	legacy     map[legacyPlace]iptables.PlacedRule
+	waiting    []logged // of packets that nothing was heard of yet
 	now        func() time.Time
 }
 
@@ -55,7 +57,10 @@ type way struct {
 	last time.Time
 	// looped is what it had when it went out by lo, until it comes in there.
 	looped headers
-	told   bool
+	had    map[headers]bool // all that it had so far
+	// protocol is its number.
+	protocol byte
+	told     bool
 }
 
 func newGatherer(rules *iptables.RuleSet, names map[place]string, interfaces func(uint32) string, now func() time.Time) *gatherer {
@@ -78,6 +83,9 @@ func (g *gatherer) hear(m message) {
 		return
 	}
 	w.last = g.now()
+	if m.headers.known {
+		w.had[m.headers] = true
+	}
 	switch {
 	case m.table == traceTable && m.headers.known:
 		w.arrive(m, g.interfaces)
@@ -105,7 +113,7 @@ func (g *gatherer) wayOf(m message) *way {
 			return w
 		}
 	}
-	w := &way{Packet: Packet{Time: g.now(), Protocol: protocolName(m.headers.protocol), From: m.headers.from, To: m.headers.to}}
+	w := &way{had: map[headers]bool{}, protocol: m.headers.protocol, Packet: Packet{Time: g.now(), Protocol: protocolName(m.headers.protocol), From: m.headers.from, To: m.headers.to}}
 	w.Way, w.Interface = iptables.Outbound, g.interfaces(m.out)
 	if m.out == 0 {
 		w.Way, w.Interface = iptables.Inbound, g.interfaces(m.in)

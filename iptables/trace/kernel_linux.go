@@ -6,19 +6,17 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // Run traces until ctx ends, the time is over or as many packets were told as there may be. Each packet is told when its
 // way is over. It needs CAP_NET_ADMIN in the namespace.
 func Run(ctx context.Context, cfg Config, tell func(Packet) error) error {
-	if cfg.Backend == "iptables-legacy" {
-		return ErrLegacy
-	}
 	if cfg.For <= 0 {
 		cfg.For = 10 * time.Second
 	}
@@ -39,18 +37,20 @@ type kernel struct {
 	*gatherer
 	events   *netlink.Conn // its trace messages
 	selector *selector     // the rules that choose packets
+	logger   *logger       // nil where iptables-legacy has no rules
 	links    map[uint32]string
 }
 
-// open makes all sockets on a thread in the namespace, where they stay.
+// open makes all sockets in the namespace, where they stay.
 func open(cfg Config) (k *kernel, err error) {
 	k = &kernel{links: map[uint32]string{}}
-	err = inside(cfg.NetNS, func() error {
+	err = namespace.Do(cfg.NetNS, func() error {
 		names, err := ruleNames()
 		if err != nil {
 			return fmt.Errorf("list the rules in force: %w", err)
 		}
 		k.gatherer = newGatherer(cfg.Rules, names, k.link, time.Now)
+		k.legacy = legacyNames(cfg.Legacy)
 		links, err := net.Interfaces()
 		if err != nil {
 			return fmt.Errorf("list the interfaces: %w", err)
@@ -62,6 +62,11 @@ func open(cfg Config) (k *kernel, err error) {
 			return fmt.Errorf("listen to the kernel's trace: %w", err)
 		}
 		_ = k.events.SetReadBuffer(1 << 20) // as much as it gives
+		if len(cfg.Legacy) > 0 {
+			if k.logger, err = newLogger(); err != nil {
+				return err
+			}
+		}
 		k.selector, err = newSelector(cfg.Filter)
 		return err
 	})
@@ -82,6 +87,9 @@ func (k *kernel) close() error {
 	var errs []error
 	if k.selector != nil {
 		errs = append(errs, k.selector.Close())
+	}
+	if k.logger != nil {
+		errs = append(errs, k.logger.Close())
 	}
 	if k.events != nil {
 		errs = append(errs, k.events.Close())
@@ -111,7 +119,7 @@ func (k *kernel) listen(ctx context.Context, most int, tell func(Packet) error) 
 		if err := ctx.Err(); err != nil {
 			return report(k.over(true))
 		}
-		if err := k.hearSome(ctx); err != nil {
+		if err := errors.Join(k.hearSome(ctx), k.hearLogged(ctx)); err != nil {
 			return errors.Join(report(k.over(true)), err)
 		}
 		if err := report(k.over(false)); err != nil {
@@ -150,19 +158,12 @@ func (k *kernel) hearSome(ctx context.Context) error {
 	return nil
 }
 
-// inside runs f on a thread in a network namespace, which ends with it.
-func inside(ns int, f func() error) error {
-	if ns <= 0 {
-		return f()
+// hearLogged takes what was logged so far.
+func (k *kernel) hearLogged(ctx context.Context) error {
+	if k.logger == nil {
+		return nil
 	}
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked
-		if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-			result <- fmt.Errorf("enter the network namespace: %w", err)
-			return
-		}
-		result <- f()
-	}()
-	return <-result
+	err := k.logger.hear(ctx, k.hearLog)
+	k.joinWaiting()
+	return err
 }

@@ -3,7 +3,6 @@
 package trace
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -18,9 +17,10 @@ type Config struct {
 	NetNS int
 	// Rules give the words for what is in force; nil: the names that the kernel keeps have to do.
 	Rules *iptables.RuleSet
-	// Backend is the name of the one that the rules are in force by. That of iptables-legacy cannot be traced.
-	Backend string
-	Filter  Filter
+	// Legacy are the rules that iptables-legacy has in the namespace. If there are any, the kernel's logger for packets is
+	// ours meanwhile.
+	Legacy []iptables.PlacedRule
+	Filter Filter
 	// For is how long at most; 10 seconds if it is 0.
 	For time.Duration
 	// Packets is how many at most; 20 if it is 0.
@@ -36,10 +36,6 @@ type Filter struct {
 	// All are the packets of connections that exist too. Redirection decides about the first one.
 	All bool
 }
-
-// ErrLegacy is returned where iptables-legacy has the rules.
-var ErrLegacy = errors.New("the rules in force are those of iptables-legacy, which the kernel traces to its own log alone: " +
-	"apply them by nftables (without --force-iptables-binary), or ask `iptables explain` what they do")
 
 // Packet is what became of one packet.
 type Packet struct {

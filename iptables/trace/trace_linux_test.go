@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
 	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
@@ -177,7 +179,7 @@ func TestRulesOfIPTablesAreTracedByTheSameWords(t *testing.T) {
 	if err := b.Apply(t.Context(), rules); err != nil {
 		t.Fatal(err)
 	}
-	all := traced(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 443}, Packets: 1, Backend: b.Name()},
+	all := traced(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 443}, Packets: 1},
 		func() { begin(t, ns, "tcp", "203.0.113.7:443", 0) })
 	t.Logf("%s", &all[0])
 	if got := steps(all[0]); !strings.Contains(got, "outbound/all redirect/outbound") || all[0].End != "arrives at 127.0.0.1:15001 of this namespace, by lo" {
@@ -228,8 +230,186 @@ func TestTraceEndsInTimeAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestRulesOfLegacyIPTablesAreNotSaidToBeTraced(t *testing.T) {
-	if err := Run(t.Context(), Config{Backend: "iptables-legacy"}, nil); !errors.Is(err, ErrLegacy) {
+// legacy is a namespace whose traffic iptables-legacy captures, in both families, and the rules there.
+func legacy(t *testing.T) (*testns.Namespace, Config) {
+	t.Helper()
+	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
+		t.Skip("iptables is not installed; scripts/iptables.sh does that")
+	}
+	ns := linked(t)
+	o := iptables.DefaultOptions()
+	o.InboundPorts.All, o.OutboundCIDRs.All, o.DualStack = true, true, true
+	o.RedirectDNS, o.CaptureAllDNS = true, true
+	rules, err := iptables.Compile(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := xt.New(t.Context(), xt.Config{NetNS: int(ns.Handle), Flavour: xt.Legacy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Apply(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	return ns, Config{NetNS: int(ns.Handle), Rules: rules, Packets: 1}
+}
+
+func placed(t *testing.T, ns *testns.Namespace) []iptables.PlacedRule {
+	t.Helper()
+	all, err := backends.LegacyRules(int(ns.Handle))
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%d rules, %v", len(all), err)
+	}
+	return all
+}
+
+func TestRulesOfLegacyIPTablesAreTracedByTheSameWords(t *testing.T) {
+	proxy := uint32(1337)
+	for _, c := range []struct {
+		name, network, to string
+		uid               int
+		filter            Filter
+		steps, end        string
+	}{
+		{"captured", "tcp", "203.0.113.7:443", 0, Filter{Port: 443},
+			"hook/nat-outbound outbound/dns outbound/all redirect/outbound", "arrives at 127.0.0.1:15001 of this namespace, by lo"},
+		{"of the proxy", "tcp", "203.0.113.7:443", 1337, Filter{UID: &proxy},
+			"hook/nat-outbound outbound/proxy-uid-1337", "leaves by eth0 to 203.0.113.7:443"},
+		{"a question", "udp", "203.0.113.7:53", 0, Filter{Protocol: iptables.UDP, To: netip.MustParsePrefix("203.0.113.0/24")},
+			"zone/question pilotfish nat_output hook/nat-outbound outbound/dns dns/udp", "arrives at 127.0.0.1:15053 of this namespace, by lo"},
+		{"within the pod, of IPv6", "tcp", "[::1]:443", 0, Filter{Port: 443},
+			"hook/nat-outbound outbound/dns outbound/local-ipv6", "arrives at [::1]:443 of this namespace, by lo"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ns, cfg := legacy(t)
+			cfg.Filter, cfg.Legacy = c.filter, placed(t, ns)
+			all := traced(t, cfg, func() { begin(t, ns, c.network, c.to, c.uid) })
+			if len(all) != 1 {
+				t.Fatalf("%d packets were told", len(all))
+			}
+			t.Logf("%s", &all[0])
+			if got := steps(all[0]); !strings.Contains(got, c.steps) || all[0].End != c.end || all[0].To.String() != c.to {
+				t.Errorf("steps %s\nend %s", got, all[0].End)
+			}
+			for _, s := range all[0].Steps {
+				if s.Reason == "" && !strings.HasPrefix(s.Rule, "pilotfish ") {
+					t.Errorf("rule %s has no reason", s.Rule)
+				}
+			}
+		})
+	}
+}
+
+func TestRulesOfOthersInLegacyIPTablesAreTracedToo(t *testing.T) {
+	for _, c := range []struct{ name, rule, want string }{
+		{"a rule", "-A OUTPUT -p tcp --dport 15001 -j DROP", "dropped by rule 1"},
+		{"a rule without a condition, in a chain", "-N THEIRS\n-A OUTPUT -j THEIRS\n-A THEIRS -j DROP", "dropped by rule 1"},
+		{"a policy", "-P OUTPUT DROP", "dropped by the chain's policy"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ns, cfg := legacy(t)
+			restore := exec.Command("iptables-legacy-restore", "--noflush")
+			restore.Env = []string{"XTABLES_LOCKFILE=" + t.TempDir() + "/lock"}
+			restore.Stdin = strings.NewReader("*filter\n" + c.rule + "\nCOMMIT\n")
+			if err := ns.Within(restore.Run); err != nil {
+				t.Fatal(err)
+			}
+			cfg.Filter, cfg.Legacy = Filter{Port: 443}, placed(t, ns)
+			all := traced(t, cfg, func() { begin(t, ns, "tcp", "203.0.113.7:443", 0) })
+			t.Logf("%s", &all[0])
+			last := all[0].Steps[len(all[0].Steps)-1]
+			if all[0].End != c.want || !last.Foreign || !strings.Contains(steps(all[0]), "outbound/all redirect/outbound") {
+				t.Errorf("%+v", all[0])
+			}
+		})
+	}
+}
+
+func TestPacketsAreLoggedAfterATraceAsTheyWereBefore(t *testing.T) {
+	ns, cfg := legacy(t)
+	cfg.Legacy, cfg.For = placed(t, ns), 100*time.Millisecond
+	loggers := func() (names [2]string) {
+		err := ns.Within(func() (err error) {
+			for i, family := range []byte{syscall.AF_INET, syscall.AF_INET6} {
+				name, failure := loggerOf(family)
+				names[i], err = name, errors.Join(err, failure)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	before := loggers()
+	if err := Run(t.Context(), cfg, func(Packet) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if after := loggers(); after != before {
+		t.Errorf("before %v, after %v", before, after)
+	}
+}
+
+// Who is refused must not put back the logger that the other one has replaced, which would hear nothing from then on.
+func TestOfTwoTracesAtOnceTheRefusedOneTakesNothingFromTheOther(t *testing.T) {
+	ns := testns.New(t)
+	for range 20 {
+		var loggers [2]*logger
+		var errs [2]error
+		var both sync.WaitGroup
+		for i := range loggers {
+			both.Go(func() {
+				_ = ns.Within(func() error { loggers[i], errs[i] = newLogger(); return nil })
+			})
+		}
+		both.Wait()
+		if (errs[0] == nil) == (errs[1] == nil) {
+			t.Fatalf("not one of two has the log: %v", errs)
+		}
+		err := ns.Within(func() error {
+			name4, err4 := loggerOf(syscall.AF_INET)
+			name6, err6 := loggerOf(syscall.AF_INET6)
+			if name4 != loggerName || name6 != loggerName {
+				t.Errorf("%s and %s while one traces", name4, name6)
+			}
+			return errors.Join(err4, err6)
+		})
+		for i, l := range loggers {
+			if errs[i] == nil {
+				err = errors.Join(err, l.Close())
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestATraceSaysWhoHasTheLogOfPackets(t *testing.T) {
+	ns, cfg := legacy(t)
+	cfg.Legacy, cfg.For = placed(t, ns), time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	const held = "another program of this namespace listens to the log group 0"
+	first := make(chan error, 1)
+	go func() {
+		var err error
+		for again := true; again; again = ctx.Err() == nil && err != nil && strings.Contains(err.Error(), held) { // the other was faster
+			err = Run(ctx, cfg, func(Packet) error { return nil })
+		}
+		first <- err
+	}()
+	var err error
+	for end := time.Now().Add(20 * time.Second); err == nil && time.Now().Before(end); {
+		second := cfg
+		second.For = time.Millisecond
+		err = Run(t.Context(), second, func(Packet) error { return nil })
+		time.Sleep(10 * time.Millisecond) // the first has its turn
+	}
+	if err == nil || !strings.Contains(err.Error(), held) {
 		t.Errorf("err = %v", err)
+	}
+	cancel()
+	if err := <-first; err != nil && !strings.Contains(err.Error(), held) {
+		t.Error(err)
 	}
 }

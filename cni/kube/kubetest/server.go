@@ -38,7 +38,8 @@ type Server struct {
 	asked    map[string]int
 	objects  map[string]string // other objects by path: daemon sets
 	expiring bool
-	tokens   []string // that were given
+	tokens   []string                 // that were given
+	held     map[string]chan struct{} // paths whose answers wait
 	life     time.Duration
 }
 
@@ -165,8 +166,15 @@ func (s *Server) Asked(method, path string) int {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.asked[r.Method+" "+r.URL.Path]++
-	broken, object := s.broken, s.objects[r.URL.Path]
+	broken, object, held := s.broken, s.objects[r.URL.Path], s.held[r.URL.Path]
 	s.mu.Unlock()
+	if held != nil {
+		select {
+		case <-held:
+		case <-r.Context().Done():
+			return
+		}
+	}
 	switch {
 	case broken != 0:
 		refuse(w, broken, "Broken")
@@ -183,6 +191,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	default:
 		s.one(w, r)
 	}
+}
+
+// Hold has questions at a path wait for their answer until release, which may be called again.
+func (s *Server) Hold(path string) (release func()) {
+	held := make(chan struct{})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = map[string]chan struct{}{path: held}
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.held = nil
+		close(held)
+	})
 }
 
 // Shorten bounds the life of tokens that are given from now on, of which 0 is none: then they are refused.

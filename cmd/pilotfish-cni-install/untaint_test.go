@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// tainted is an API server with one node.
+type tainted struct {
+	mu                    sync.Mutex
+	ready, taint, refuses bool
+	asked                 int
+}
+
+func (n *tainted) RemoveTaints(_ context.Context, node, name string) (bool, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked++
+	if n.refuses || node != "n1" || name != "cni.istio.io/not-ready" {
+		return false, fmt.Errorf("%s of %s: 403", name, node)
+	}
+	removed := n.taint
+	n.taint = false
+	return removed, nil
+}
+
+func (n *tainted) health() health.Condition {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return health.Condition{OK: n.ready}
+}
+
+func (n *tainted) set(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f()
+}
+
+func TestTaintGoesOnceTheAgentIsReady(t *testing.T) {
+	n, log := &tainted{taint: true, refuses: true}, &testenv.Buffer{}
+	u := &untainter{node: "n1", taint: "cni.istio.io/not-ready", api: n, ready: n.health, logger: slog.New(slog.NewTextHandler(log, nil))}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- u.run(ctx) }()
+	n.set(func() {
+		if n.asked > 0 || !n.taint {
+			t.Error("the taint went before the agent was ready")
+		}
+		n.ready = true
+	})
+	testenv.Eventually(t, "a warning with the remedy", func() error {
+		if !strings.Contains(log.String(), "untaint.yaml") || !strings.Contains(log.String(), "kubectl taint nodes n1 cni.istio.io/not-ready-") {
+			return errors.New(log.String())
+		}
+		return nil
+	})
+	n.set(func() { n.refuses = false })
+	testenv.Eventually(t, "the taint goes", func() (err error) {
+		n.set(func() {
+			if n.taint {
+				err = errors.New("it is there")
+			}
+		})
+		return err
+	})
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
