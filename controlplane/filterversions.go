@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -22,6 +23,9 @@ import (
 
 // filtersFile is in the state directory, and like lastGoodFile has no ending.
 const filtersFile = "filter-versions"
+
+// maxFilters bounds what is read of it: thousands of documents.
+const maxFilters = 64 << 20
 
 // filterVersions are the versions of EnvoyFilters before those that are in force, which may stand in for these where an Envoy
 // refuses them. They are kept over a restart: without one, a proxy that is new then would be without its listener, or
@@ -70,13 +74,14 @@ func (v *filterVersions) open(file string, log *slog.Logger) {
 }
 
 func (v *filterVersions) read() error {
-	data, err := os.ReadFile(v.file)
+	file, err := os.Open(v.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	var all []keptFilter
 	if err == nil {
-		err = json.Unmarshal(data, &all)
+		defer func() { _ = file.Close() }()
+		err = decodeFilters(file, &all)
 	}
 	v.left = map[config.Key]leftFilter{}
 	for _, one := range all {
@@ -91,6 +96,15 @@ func (v *filterVersions) read() error {
 			err = errors.Join(err, problem)
 		}
 		v.left[current.Key] = left
+	}
+	return err
+}
+
+func decodeFilters(file io.Reader, all *[]keptFilter) error {
+	bounded := &io.LimitedReader{R: file, N: maxFilters}
+	err := json.NewDecoder(bounded).Decode(all)
+	if err != nil && bounded.N == 0 {
+		return fmt.Errorf("it is larger than %d MiB", maxFilters>>20)
 	}
 	return err
 }

@@ -30,25 +30,35 @@ type DiffRequest struct {
 	Secrets []DiffSecret `json:"secrets,omitempty"`
 }
 
-// DiffSecret is a Kubernetes Secret without its private key.
+// DiffSecret is a Kubernetes Secret without its private key, and without what registries ask for.
 type DiffSecret struct {
 	Namespace   string `json:"namespace"`
 	Name        string `json:"name"`
 	Certificate []byte `json:"certificate,omitempty"`
 	Authorities []byte `json:"authorities,omitempty"`
 	Revoked     []byte `json:"revoked,omitempty"`
+	// Registries: it has something that registries ask for.
+	Registries bool `json:"registries,omitempty"`
 }
 
-// resource is the Secret, with the key of the one that is in force now where that belongs to the same certificate.
+// resource is the Secret, with the key of the one that is in force now where that belongs to the same certificate, and with
+// what that shows to registries.
 func (d DiffSecret) resource(now config.Store) *config.Resource {
 	key := config.Key{Kind: config.Secret, Namespace: d.Namespace, Name: d.Name}
 	spec := &config.SecretSpec{Certificate: d.Certificate, Authorities: d.Authorities, Revoked: d.Revoked}
 	if len(d.Certificate) > 0 {
 		spec.Key = []byte("(not sent)")
 	}
+	if d.Registries {
+		spec.Registries = []byte("(not sent)")
+	}
 	if old := now.Get(key); old != nil {
-		if same := old.Spec.(*config.SecretSpec); bytes.Equal(same.Certificate, d.Certificate) {
+		same := old.Spec.(*config.SecretSpec)
+		if bytes.Equal(same.Certificate, d.Certificate) {
 			spec.Key = same.Key
+		}
+		if d.Registries && len(same.Registries) > 0 {
+			spec.Registries = same.Registries
 		}
 	}
 	return &config.Resource{Key: key, APIVersion: "v1", Spec: spec}
@@ -85,6 +95,20 @@ func (s *Server) ProxyConfig(namespace string, labels map[string]string) *networ
 		return &networkingbeta.ProxyConfig{}
 	}
 	return latest.ProxyConfig(namespace, labels)
+}
+
+// Bootstrap is what EnvoyFilters merge into the bootstrap of a workload's proxy, in JSON; nothing where none does, or while
+// nothing is known yet.
+func (s *Server) Bootstrap(namespace string, labels map[string]string, gateway bool) ([]byte, error) {
+	latest := s.feed.snapshot()
+	if latest == nil {
+		return nil, nil
+	}
+	p := &translate.Proxy{Type: translate.Sidecar, Namespace: namespace, Labels: labels}
+	if gateway {
+		p.Type = translate.Router
+	}
+	return translate.Bootstrap(latest, p)
 }
 
 func (s *Server) serveDescribe(w http.ResponseWriter, r *http.Request) {

@@ -120,6 +120,16 @@ func (p *plane) proxyConfig(namespace string, labels map[string]string) *network
 	return p.last.ProxyConfig(namespace, labels)
 }
 
+// bootstrap is what EnvoyFilters say of a workload's bootstrap, likewise.
+func (p *plane) bootstrap(w *Workload) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == nil {
+		return nil, nil
+	}
+	return p.last.Bootstrap(w.Namespace, w.Labels, w.Type == Gateway)
+}
+
 func (p *plane) serve(ctx context.Context, server *controlplane.Server) {
 	ended := make(chan struct{})
 	var wg sync.WaitGroup

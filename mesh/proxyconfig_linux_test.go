@@ -25,13 +25,26 @@ metadata: {name: others, namespace: other}
 spec: {concurrency: 5}
 `
 
-// A sidecar starts as ProxyConfigs say: the narrower counts, and what the mesh itself says counts above all.
-func TestSidecarsStartAsProxyConfigsSay(t *testing.T) {
+const oneBootstrap = `
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: a}
+spec:
+  workloadSelector: {labels: {app: a}}
+  configPatches:
+  - {applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {stats_flush_interval: 7s, static_resources: {clusters: [{name: from-a-patch, type: STATIC, connect_timeout: 1s}]}}}}
+  - {applyTo: BOOTSTRAP, match: {context: GATEWAY}, patch: {operation: MERGE, value: {stats_flush_interval: 9s}}}
+`
+
+// A sidecar starts as ProxyConfigs say: the narrower counts, and what the mesh itself says counts above all. Its bootstrap is as
+// EnvoyFilters say.
+func TestSidecarsStartAsDocumentsSay(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "istio"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "istio", "proxies.yaml"), []byte(threeConfigs), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "istio", "proxies.yaml"), []byte(threeConfigs+oneBootstrap), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	m := bringUp(t, testConfig(t, writeTopology(t, dir, `
@@ -42,7 +55,7 @@ func TestSidecarsStartAsProxyConfigsSay(t *testing.T) {
 `)))
 	m.waitReady()
 	for name, want := range map[string][]string{
-		"a": {"--concurrency 2 ", "ISTIO_META_FROM=some ", "ISTIO_META_ALSO=mesh ", "POD_NAME=a "},
+		"a": {"--concurrency 2 ", "ISTIO_META_FROM=some ", "ISTIO_META_ALSO=mesh ", "POD_NAME=a ", "ISTIO_BOOTSTRAP_OVERRIDE=" + bootstrapPatchPath + " "},
 		"b": {"--concurrency 3 ", "ISTIO_META_FROM=mesh ", "POD_NAME=b "},
 	} {
 		var said string
@@ -58,6 +71,10 @@ func TestSidecarsStartAsProxyConfigsSay(t *testing.T) {
 				t.Errorf("the agent of %s has no %q", name, text)
 			}
 		}
+	}
+	patch, err := os.ReadFile(filepath.Join(m.runtime.path, workloadsDir, "a", bootstrapPatchPath))
+	if want := `{"static_resources":{"clusters":[{"name":"from-a-patch","type":"STATIC","connect_timeout":"1s"}]},"stats_flush_interval":"7s"}`; err != nil || string(patch) != want {
+		t.Errorf("%s %v\nwant %s", patch, err, want)
 	}
 	for _, p := range m.Status(t.Context()).Control.Problems {
 		t.Errorf("told: %v", p)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,9 +25,11 @@ const (
 	meshConfigPath  = "etc/istio/config/mesh"
 	labelsPath      = "etc/istio/pod/labels"
 	annotationsPath = "etc/istio/pod/annotations"
-	tokenPath       = "var/run/secrets/tokens/istio-token"
-	rootCertPath    = "var/run/secrets/istio/root-cert.pem"
-	identityPath    = "var/run/secrets/workload-spiffe-uds"
+	// bootstrapPatchPath is what EnvoyFilters merge into the bootstrap.
+	bootstrapPatchPath = "etc/istio/config/bootstrap.json"
+	tokenPath          = "var/run/secrets/tokens/istio-token"
+	rootCertPath       = "var/run/secrets/istio/root-cert.pem"
+	identityPath       = "var/run/secrets/workload-spiffe-uds"
 )
 
 const (
@@ -141,7 +144,11 @@ func (m *Mesh) agentDir(i *Instance) string {
 
 // agentEnv is the environment of an instance's agent.
 func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
-	env := append(m.inheritedEnv(), m.documentedEnv(i)...)
+	bootstrap, err := m.documentedBootstrap(i)
+	if err != nil {
+		return nil, err
+	}
+	env := slices.Concat(m.inheritedEnv(), bootstrap, m.documentedEnv(i))
 	discovery := fmt.Sprintf("%s:%d", m.placement.ControlPlane(), securePort)
 	proxyConfig, err := m.proxyConfig(discovery)
 	if err != nil {
@@ -203,13 +210,31 @@ func (m *Mesh) documentedThreads(i *Instance) []string {
 
 // documentedConfig is what ProxyConfigs say of an instance; nothing while there is no control plane.
 func (m *Mesh) documentedConfig(i *Instance) *networkingbeta.ProxyConfig {
-	m.mu.Lock()
-	p := m.plane
-	m.mu.Unlock()
+	p := m.currentPlane()
 	if p == nil {
 		return nil
 	}
 	return p.proxyConfig(i.workload.Namespace, i.workload.Labels)
+}
+
+// documentedBootstrap has the agent merge what EnvoyFilters say of the bootstrap: it writes that into a file, and gives the
+// variable that names it.
+func (m *Mesh) documentedBootstrap(i *Instance) ([]string, error) {
+	p := m.currentPlane()
+	if p == nil {
+		return nil, nil
+	}
+	text, err := p.bootstrap(i.workload)
+	if err != nil {
+		return nil, fmt.Errorf("the bootstrap of workload %s, as EnvoyFilters change it: %w", i.Name, err)
+	}
+	if len(text) == 0 {
+		return nil, nil
+	}
+	if err := writeFile(filepath.Join(m.agentDir(i), bootstrapPatchPath), text, 0o600); err != nil {
+		return nil, err
+	}
+	return []string{"ISTIO_BOOTSTRAP_OVERRIDE=" + bootstrapPatchPath}, nil
 }
 
 func (m *Mesh) inheritedEnv() []string {

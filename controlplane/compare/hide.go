@@ -6,13 +6,15 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // hidden is what is shown of a value that nobody may see.
 const hidden = "[hidden]"
 
-// Hide replaces what Envoy's API marks as sensitive (private keys, passwords) wherever in a message it is, within what is
-// packed too: patches may put such anywhere.
+// Hide replaces what Envoy's API marks as sensitive (private keys, passwords), and what the agent is to pull modules with,
+// wherever in a message it is, within what is packed too: patches may put such anywhere.
 func Hide(m proto.Message) { hide(m.ProtoReflect()) }
 
 // hide says whether it replaced anything.
@@ -27,6 +29,8 @@ func hide(m protoreflect.Message) (changed bool) {
 			return true
 		}
 		switch {
+		case fd.IsMap() && hideEntry(fd, v.Map()):
+			changed = true
 		case fd.IsMap() && fd.MapValue().Message() != nil:
 			v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
 				changed = hide(v.Message()) || changed
@@ -66,4 +70,22 @@ func hideField(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
 	default:
 		m.Clear(fd)
 	}
+}
+
+// hideEntry hides the pull secret in the environment of a module, also in one that is not typed, and says whether there is one.
+func hideEntry(fd protoreflect.FieldDescriptor, m protoreflect.Map) bool {
+	if fd.MapKey().Kind() != protoreflect.StringKind {
+		return false
+	}
+	key := protoreflect.ValueOfString(config.WasmPullSecret).MapKey()
+	if !m.Has(key) {
+		return false
+	}
+	switch m.Get(key).Interface().(type) {
+	case string:
+		m.Set(key, protoreflect.ValueOfString(hidden))
+	default:
+		m.Clear(key)
+	}
+	return true
 }

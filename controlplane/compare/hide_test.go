@@ -7,9 +7,13 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/wasm/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // TestHideShowsNoKeyWhereverItIs in a message, and all else.
@@ -27,7 +31,12 @@ func TestHideShowsNoKeyWhereverItIs(t *testing.T) {
 		Name: "m", TransportSocket: &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed}},
 	}}}
 	secret := &tlsv3.Secret{Type: &tlsv3.Secret_GenericSecret{GenericSecret: &tlsv3.GenericSecret{Secret: inline("the-key")}}}
-	for want, m := range map[string]proto.Message{"shown-chain": cluster, "": secret} {
+	environment := &wasmv3.EnvironmentVariables{KeyValues: map[string]string{"A": "shown-value", config.WasmPullSecret: "the-key"}}
+	untyped, err := structpb.NewStruct(map[string]any{"a": map[string]any{"A": "shown-text", "B": hidden, config.WasmPullSecret: "the-key"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, m := range map[string]proto.Message{"shown-chain": cluster, "": secret, "shown-value": environment, "shown-text": untyped} {
 		Hide(m)
 		text, err := protojson.Marshal(m)
 		if err != nil {

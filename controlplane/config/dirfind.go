@@ -16,6 +16,9 @@ type finding struct {
 	// unreadable are the paths below which nothing is known: what they last held is kept. err is the first's reason.
 	unreadable []string
 	err        error
+	links      []string // that are in the directories read
+	// tangled: a file or directory may be known here by several names, or what a name leads to may be changed elsewhere.
+	tangled bool
 }
 
 type foundDir struct {
@@ -54,6 +57,7 @@ func find(paths []string) *finding {
 		case info.IsDir():
 			f.walk(root, []fs.FileInfo{info})
 		default:
+			f.tangled = true
 			f.files = append(f.files, newFoundFile(root, info))
 		}
 	}
@@ -86,6 +90,7 @@ func (f *finding) walk(dir string, around []fs.FileInfo) {
 		link := entry.Type()&fs.ModeSymlink != 0
 		look := entry.Info // one look is enough where there is no link to follow
 		if link {
+			f.tangled, f.links = true, append(f.links, path)
 			look = func() (fs.FileInfo, error) { return os.Stat(path) }
 		}
 		info, err := look()
@@ -102,6 +107,7 @@ func (f *finding) walk(dir string, around []fs.FileInfo) {
 				file = newFoundFile(path, info)
 			}
 			f.files = append(f.files, file)
+			f.tangled = f.tangled || hardLinked(info)
 		}
 	}
 }

@@ -2,14 +2,12 @@ package config
 
 import (
 	"bytes"
-	"cmp"
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -24,6 +22,8 @@ type trackedFile struct {
 	gone   time.Time // since when it is not there, though that is not believed yet
 	empty  time.Time // since when nothing is in it, though that is not believed yet
 	unread error     // why it could not be read
+
+	listed []Key // of held, as the store's holders have it
 }
 
 // held is the good version of a document.
@@ -45,7 +45,7 @@ func (s *DirStore) scanOf(found *finding, touched map[string]bool) (again bool) 
 	defer s.scanning.Unlock()
 	now := s.cfg.Now()
 	s.setFailing(found.err)
-	present := map[string]bool{}
+	present := make(map[string]bool, len(found.files))
 	order := make([]string, 0, len(found.files))
 	for _, file := range found.files {
 		if present[file.path] {
@@ -53,27 +53,54 @@ func (s *DirStore) scanOf(found *finding, touched map[string]bool) (again bool) 
 		}
 		present[file.path] = true
 		order = append(order, file.path)
-		if s.readFile(file, touched[file.path], now) {
-			again = true
-		}
+		s.readFile(file, touched[file.path], now)
 	}
 	for _, path := range s.order {
-		if present[path] {
-			continue
-		}
-		if keep, wait := s.vanished(path, found, now); keep {
+		if !present[path] && s.vanished(path, found, now) {
 			order = append(order, path)
-			again = again || wait
-		} else {
-			delete(s.files, path)
 		}
 	}
+	if found.plain() {
+		slices.SortFunc(order, s.inOrder)
+	}
 	s.order = order
+	return s.finish(now)
+}
+
+// scanSome is scan where only these paths may have changed. It says no where a look at everything is needed to tell what
+// they mean.
+func (s *DirStore) scanSome(tree *plainTree, touched map[string]bool) (again, ok bool) {
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
+	paths := make(map[string]bool, len(touched)+len(s.waiting))
+	maps.Copy(paths, touched)
+	maps.Copy(paths, s.waiting)
+	there, gone, ok := tree.look(paths)
+	if !ok {
+		return false, false
+	}
+	now := s.cfg.Now()
+	for _, file := range there {
+		if at, known := slices.BinarySearchFunc(s.order, file.path, s.inOrder); !known {
+			s.order = slices.Insert(slices.Clip(s.order), at, file.path)
+		}
+		s.readFile(file, true, now)
+	}
+	for _, path := range gone {
+		if at, known := slices.BinarySearchFunc(s.order, path, s.inOrder); known && !s.vanished(path, &finding{}, now) {
+			s.order = slices.Delete(slices.Clone(s.order), at, at+1)
+		}
+	}
+	return s.finish(now), true
+}
+
+// finish puts in force what the files that were read say. It says whether to look again soon.
+func (s *DirStore) finish(now time.Time) (again bool) {
 	s.settle(now)
 	if s.runs {
 		s.keep()
 	}
-	return again
+	return len(s.waiting) > 0
 }
 
 func (s *DirStore) setFailing(err error) {
@@ -85,16 +112,25 @@ func (s *DirStore) setFailing(err error) {
 	}
 }
 
-// readFile brings one file's tracked state up to date. It says whether to look again soon.
-func (s *DirStore) readFile(file foundFile, touched bool, now time.Time) (again bool) {
+// readFile brings one file's tracked state up to date.
+func (s *DirStore) readFile(file foundFile, touched bool, now time.Time) {
 	t := s.files[file.path]
 	if t == nil {
 		t = s.track(file.path)
 	}
 	t.gone = time.Time{}
+	delete(s.waiting, file.path)
 	if !touched && t.unread == nil && t.empty.IsZero() && unchanged(t.info, file.info) {
-		return false
+		return
 	}
+	s.looked[file.path] = t
+	if s.read(t, file, now) {
+		s.waiting[file.path] = true
+	}
+}
+
+// read takes what a file says now. It says whether to look again soon.
+func (s *DirStore) read(t *trackedFile, file foundFile, now time.Time) (again bool) {
 	data, err := readBounded(file.path)
 	if t.unread = err; err != nil {
 		return errors.Is(err, fs.ErrNotExist) // replaced this very moment
@@ -132,8 +168,10 @@ func waits(since *time.Time, now time.Time, grace time.Duration) bool {
 	return now.Sub(*since) < grace
 }
 
+// unchanged goes by when the system last saw a change too: size and time are as who wrote the file wants them (archives tell
+// the same time of each file), and a file that was removed may leave its number to the one that takes its place.
 func unchanged(a, b fs.FileInfo) bool {
-	return a != nil && os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+	return a != nil && os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime()) && changeTime(a).Equal(changeTime(b))
 }
 
 // readBounded reads a file, but no more of one that is too large than shows that it is.
@@ -174,185 +212,21 @@ func (t *trackedFile) hold(now time.Time) {
 	t.held = next
 }
 
-// vanished decides about a file that is not there any more.
-func (s *DirStore) vanished(path string, found *finding, now time.Time) (keep, wait bool) {
+// vanished decides about a file that is not there any more: whether it is kept all the same.
+func (s *DirStore) vanished(path string, found *finding, now time.Time) (keep bool) {
+	delete(s.waiting, path)
 	for _, dir := range found.unreadable {
 		if within(dir, path) {
-			return true, false
+			return true
 		}
 	}
-	if t := s.files[path]; len(t.held) > 0 && waits(&t.gone, now, vanishGrace) {
-		return true, true
-	}
-	return false, false
-}
-
-// settle decides which documents are in force, and puts them there.
-func (s *DirStore) settle(now time.Time) {
-	candidates := s.candidates()
-	s.adopt(candidates, now)
-	next := make(map[Key]*Resource, len(candidates))
-	for key, paths := range candidates {
-		if !slices.Contains(paths, s.owner[key]) {
-			// The document that is in force stays so while it is there; else the first in order is.
-			s.owner[key] = paths[0]
-		}
-		next[key] = s.files[s.owner[key]].held[key].resource
-	}
-	var put []*Resource
-	var del []Key
-	for key, r := range next {
-		if s.inForce[key] != r {
-			put = append(put, r)
-		}
-	}
-	for key := range s.inForce {
-		if next[key] == nil {
-			del = append(del, key)
-			delete(s.owner, key)
-		}
-	}
-	slices.SortFunc(put, func(a, b *Resource) int { return compareKeys(a.Key, b.Key) })
-	slices.SortFunc(del, compareKeys)
-	s.inForce = next
-	s.describe(candidates)
-	if changed := s.apply(put, del); len(changed) > 0 {
-		s.log.Info("configuration read", "changed", len(changed), "resources", len(next), "problems", len(s.problems))
-	}
-}
-
-// candidates are the files that have a good version of each resource, in order.
-func (s *DirStore) candidates() map[Key][]string {
-	candidates := map[Key][]string{}
-	for _, path := range s.order {
-		for key := range s.files[path].held {
-			candidates[key] = append(candidates[key], path)
-		}
-	}
-	return candidates
-}
-
-// adopt keeps resources in force whose document was moved to another file and is refused there, also while nobody looked.
-func (s *DirStore) adopt(candidates map[Key][]string, now time.Time) {
-	for _, path := range s.order {
-		t := s.files[path]
-		if t.parsed == nil {
-			continue
-		}
-		for _, d := range t.parsed.documents {
-			h, left := s.last.byKey[d.key]
-			if r := s.inForce[d.key]; r != nil {
-				h, left = held{resource: r, since: now, stale: true}, true
-			}
-			if d.resource != nil || d.inert || !left || candidates[d.key] != nil {
-				continue
-			}
-			t.held[d.key] = h
-			candidates[d.key] = []string{path}
-		}
-	}
-}
-
-// describe makes Problems and Documents.
-func (s *DirStore) describe(candidates map[Key][]string) {
-	var problems []Problem
-	var documents []Document
-	for _, path := range s.order {
-		t := s.files[path]
-		if t.unread != nil {
-			problems = append(problems, unreadable(path, t.unread))
-		}
-		if t.parsed == nil {
-			continue
-		}
-		problems = append(problems, t.parsed.problems...)
-		problems = append(problems, s.duplicates(path, candidates)...)
-		documents = append(documents, s.documentsOf(path)...)
-	}
-	s.logNew(problems)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.problems, s.documents = problems, documents
-}
-
-func unreadable(path string, err error) Problem {
-	cause := err
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		cause = p.Err
-	}
-	return Problem{
-		Code: Unreadable, Severity: Error, At: Position{File: path}, Message: "the file cannot be read: " + cause.Error(),
-		Remedy: "make it readable; what it last said stays in force",
-	}
-}
-
-// logNew logs the problems that there were not before.
-func (s *DirStore) logNew(problems []Problem) {
-	known := map[Problem]bool{}
-	for _, p := range s.problems {
-		known[p] = true
-	}
-	for _, p := range problems {
-		level := slog.LevelDebug
-		switch p.Severity {
-		case Error:
-			level = slog.LevelError
-		case Warning:
-			level = slog.LevelWarn
-		}
-		if !known[p] {
-			s.log.Log(context.Background(), level, "configuration", ProblemAttr, p.String())
-		}
-	}
-}
-
-// duplicates tells of the file's documents that another file's document of the same name keeps out.
-func (s *DirStore) duplicates(path string, candidates map[Key][]string) []Problem {
-	var problems []Problem
-	for key, h := range s.files[path].held {
-		owner := s.owner[key]
-		if len(candidates[key]) == 1 || owner == path {
-			continue
-		}
-		problems = append(problems, Problem{
-			Code: DuplicateName, Severity: Error, Key: key, At: h.resource.Place("metadata.name"), Field: "metadata.name", Value: key.Name,
-			Message: fmt.Sprintf("there is a %s of this name already, at %s, which is the one that counts", key.Kind, s.files[owner].held[key].resource.Origin),
-			Remedy:  "rename one of the two, or remove it",
-		})
-	}
-	slices.SortFunc(problems, func(a, b Problem) int { return comparePositions(a.At, b.At) })
-	return problems
-}
-
-func comparePositions(a, b Position) int {
-	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-}
-
-func (s *DirStore) documentsOf(path string) []Document {
 	t := s.files[path]
-	var documents []Document
-	told := map[Key]bool{}
-	for _, d := range t.parsed.documents {
-		doc := Document{Key: d.key, At: d.at, State: Refused}
-		h, good := t.held[d.key]
-		switch {
-		case d.inert:
-			doc.State = Inert
-		case good && s.owner[d.key] == path:
-			doc.State, doc.Since = InForce, h.since
-			if h.stale {
-				doc.State = Stale
-			}
-		}
-		told[d.key] = told[d.key] || !d.inert
-		documents = append(documents, doc)
+	if len(t.held) > 0 && waits(&t.gone, now, vanishGrace) {
+		s.waiting[path] = true
+		return true
 	}
-	var unseen []Document // of a text that is not readable
-	for key, h := range t.held {
-		if !told[key] && s.owner[key] == path {
-			unseen = append(unseen, Document{Key: key, At: h.resource.Origin, State: Stale, Since: h.since})
-		}
-	}
-	slices.SortFunc(unseen, func(a, b Document) int { return compareKeys(a.Key, b.Key) })
-	return append(documents, unseen...)
+	t.held, t.parsed = nil, nil
+	s.looked[path] = t
+	delete(s.files, path)
+	return false
 }

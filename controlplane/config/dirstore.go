@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -60,16 +59,19 @@ type DirStore struct {
 
 	scanning sync.Mutex // held through a scan, for those below
 	files    map[string]*trackedFile
-	order    []string       // paths of files, in the order of the configured paths and then by name
-	owner    map[Key]string // path of the file whose document is in force
+	order    []string         // paths of files, in the order of the configured paths and then by name; never changed, only replaced
+	holders  map[Key][]string // paths of the files that have a good version of a document
+	owner    map[Key]string   // path of the file whose document is in force
 	inForce  map[Key]*Resource
+	looked   map[string]*trackedFile // that this scan read, or found gone
+	waiting  map[string]bool         // files to look at again soon
+	unsure   map[string]bool         // files that do not say now what they last said
 	last     lastGood
 	runs     bool // the files are followed; before, nothing is written
 
-	mu        sync.Mutex // what is told; only a scan changes it
-	problems  []Problem
-	documents []Document
-	failing   string // why the files cannot be read, or ""
+	mu      sync.Mutex // what is told; only a scan changes it
+	told    told
+	failing string // why the files cannot be read, or ""
 }
 
 // NewDirStore reads the files and makes the store of what is in them. A path that does not exist is an error; bad
@@ -89,7 +91,8 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 	}
 	s := &DirStore{
 		table: newTable(undated), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check, StartsProxies: cfg.StartsProxies}, log: cfg.Logger,
-		files: map[string]*trackedFile{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
+		files: map[string]*trackedFile{}, holders: map[Key][]string{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
+		looked: map[string]*trackedFile{}, waiting: map[string]bool{}, unsure: map[string]bool{}, told: told{files: map[string]toldFile{}},
 		last: lastGood{file: cfg.LastGood},
 	}
 	if found := find(cfg.Paths); found.err != nil {
@@ -124,6 +127,7 @@ func (s *DirStore) Run(ctx context.Context) error {
 		case err := <-watcher.Failures:
 			// Most likely an overflow: some events are lost, and a look at all files makes up for them.
 			s.log.Debug("watching the configuration's files", "err", err)
+			f.all = true
 			f.scan()
 		case <-f.timer():
 			f.scan()
@@ -157,21 +161,6 @@ func (s *DirStore) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failing == "", s.failing
-}
-
-// Problems are what is wrong with the documents as they are written now, file by file.
-func (s *DirStore) Problems() []Problem {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.problems)
-}
-
-// Documents tells what became of each document, file by file. Documents that could not be read so far as to know their
-// name are only among the Problems.
-func (s *DirStore) Documents() []Document {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.documents)
 }
 
 // State is what became of a document.

@@ -65,7 +65,7 @@ func (f *following) write(name, text string) { write(f.t, filepath.Join(f.dir, n
 // until waits for a condition, and says what there was instead when it does not come.
 func (f *following) until(what string, ok func() bool) {
 	f.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			f.t.Fatalf("never happened: %s\ndocuments %+v\nproblems %v", what, f.Documents(), f.Problems())
 		}

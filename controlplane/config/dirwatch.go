@@ -19,10 +19,13 @@ type follower struct {
 	store   *DirStore
 	watcher *filewatch.Watcher
 	every   time.Duration
-	dirs    map[string]fs.FileInfo // that were watched when the last scan was made
+	dirs    map[string]fs.FileInfo // that were watched when the last look at everything was made
+	tree    *plainTree             // what that look found, if it was so plain; else nil
 	touched map[string]bool        // files that were told of since the last scan
-	linked  map[string]string      // the links that are read, by the file that each leads to
+	linked  map[string]string      // the links that are read, by the file that each leads to, and what decides where these lead
 	soon    bool                   // the last scan wants another one shortly
+	all     bool                   // that is to be one of everything
+	due     time.Time              // when everything is looked at though nothing was told of
 	// stirred counts the scans in a row that found directories not watched. What the system tells of a directory that was
 	// replaced may end the watch of the one in its place, so another look follows; a directory that cannot be watched at
 	// all wants none.
@@ -30,18 +33,36 @@ type follower struct {
 	next    <-chan time.Time
 }
 
+// scan looks at what was told of, or at everything where that does not do.
 func (f *follower) scan() {
+	if !f.scanTouched() {
+		f.scanAll()
+	}
+	f.touched, f.next = nil, nil
+}
+
+func (f *follower) scanTouched() (done bool) {
+	if f.tree == nil || f.all || !time.Now().Before(f.due) {
+		return false
+	}
+	f.soon, done = f.store.scanSome(f.tree, f.touched)
+	return done
+}
+
+func (f *follower) scanAll() {
 	// Directories first: what changes after they are watched is told of, and what changed before is seen by the scan.
 	found := find(f.store.cfg.Paths)
 	news := f.watch(found.dirs)
-	if f.watchLinked(found.files) || news {
+	if f.watchLinks(found) || news {
 		found = find(f.store.cfg.Paths)
 	}
 	if f.stirred++; !news {
 		f.stirred = 0
 	}
-	f.soon = f.store.scanOf(found, f.touched) || (news && f.stirred <= 3)
-	f.touched, f.next = nil, nil
+	f.all = news && f.stirred <= 3
+	f.soon = f.store.scanOf(found, f.touched) || f.all
+	f.tree = found.tree(f.dirs)
+	f.due = time.Now().Add(f.every)
 }
 
 // watch adds directories. Those that are watched already cost nothing, and one that was replaced is watched anew. It says
@@ -79,29 +100,12 @@ func (f *follower) watched() map[string]bool {
 	return watched
 }
 
-// watchLinked adds the directories of files that links lead to, and says whether any was not watched.
-func (f *follower) watchLinked(files []foundFile) (news bool) {
-	f.linked = map[string]string{}
-	var watched map[string]bool
-	for _, file := range files {
-		if file.target != "" {
-			if watched == nil {
-				watched = f.watched()
-			}
-			news = news || !watched[filepath.Dir(file.target)]
-			f.linked[file.target] = file.path
-			_ = f.watcher.Add(filepath.Dir(file.target)) // else the regular look at all files finds it
-		}
-	}
-	return news
-}
-
 // timer is when to scan though nothing was told of.
 func (f *follower) timer() <-chan time.Time {
 	if f.next == nil {
-		wait := f.every
+		wait := time.Until(f.due)
 		if f.soon {
-			wait = vanishGrace
+			wait = min(wait, vanishGrace)
 		}
 		f.next = time.After(wait)
 	}

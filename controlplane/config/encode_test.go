@@ -52,6 +52,7 @@ func TestKeptDocumentsAreReadAsTheyWere(t *testing.T) {
 		wrap("EnvoyFilter", "{configPatches: [{applyTo: CLUSTER, match: {context: ANY}, patch: {operation: MERGE, value: {a: 1, b: 0.5, c: [x, true, null, {d: 4294967295}], e: \"1\", f: {}}}}]}"),
 		wrap("Sidecar", "{ingress: [{port: {number: 80, protocol: HTTP, name: a}, defaultEndpoint: 127.0.0.1:80, captureMode: NONE}], egress: [{hosts: [./*]}]}"),
 		"apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {ca.crt: \"" + strings.ReplaceAll(someCertificate(t), "\n", "\\n") + "\"}",
+		"apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {.dockerconfigjson: '{\"auths\": {\"registry.example\": {\"auth\": \"bWU6eA==\"}}}'}",
 		wrap("Service", "{ports: [{port: 80, targetPort: http}], clusterIP: None}"),
 		wrap("Service", `{ports: [{port: 80}], clusterIP: 10.96.0.7, clusterIPs: [10.96.0.7, "fd00::7"]}`),
 	} {

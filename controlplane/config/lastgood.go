@@ -200,13 +200,25 @@ type unsaid struct {
 	path string
 }
 
+func (t *trackedFile) unsaid(h held) bool { return h.stale || t.unread != nil || !t.empty.IsZero() }
+
+// unsure says whether a file has any.
+func (t *trackedFile) unsure() bool {
+	for _, h := range t.held {
+		if t.unsaid(h) {
+			return true
+		}
+	}
+	return false
+}
+
 // unsaid gives those of all files.
 func (s *DirStore) unsaid() []unsaid {
 	var documents []unsaid
-	for _, path := range s.order {
+	for path := range s.unsure {
 		t := s.files[path]
 		for key, h := range t.held {
-			if s.owner[key] == path && (h.stale || t.unread != nil || !t.empty.IsZero()) {
+			if s.owner[key] == path && t.unsaid(h) {
 				documents = append(documents, unsaid{h, path})
 			}
 		}

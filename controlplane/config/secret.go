@@ -17,21 +17,24 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// SecretSpec is what is read of a Kubernetes Secret that has a certificate or the certificates of authorities. It is never
+// SecretSpec is what is read of a Kubernetes Secret that has a certificate, the certificates of authorities, or what registries
+// of images ask for. It is never
 // written anywhere but into the file of last good documents: neither its String nor its JSON shows what is in it.
 type SecretSpec struct {
 	// Certificate is a chain and Key its private key, in PEM; empty when the Secret has none.
 	Certificate, Key []byte
 	// Authorities are certificates of authorities, and Revoked lists of what these have revoked, in PEM.
 	Authorities, Revoked []byte
-	// Accounts are the service accounts whose gateways may have it; nil: all of the namespace.
+	// Registries is what a client of container registries shows to them, in Docker's JSON.
+	Registries []byte
+	// Accounts are the service accounts whose proxies may have it; nil: all of the namespace.
 	Accounts []string
 }
 
-// AccountsAnnotation names the service accounts whose gateways may have a Secret, with commas between them.
+// AccountsAnnotation names the service accounts whose proxies may have a Secret, with commas between them.
 const AccountsAnnotation = "pilotfish.dev/service-accounts"
 
-// For says whether gateways of a service account may have the secret.
+// For says whether proxies of a service account may have the secret.
 func (s *SecretSpec) For(account string) bool {
 	return s.Accounts == nil || slices.Contains(s.Accounts, account)
 }
@@ -63,6 +66,7 @@ func (*SecretSpec) MarshalJSON() ([]byte, error) { return []byte(`"(a secret)"`)
 func (s *SecretSpec) Equal(o *SecretSpec) bool {
 	return bytes.Equal(s.Certificate, o.Certificate) && bytes.Equal(s.Key, o.Key) &&
 		bytes.Equal(s.Authorities, o.Authorities) && bytes.Equal(s.Revoked, o.Revoked) &&
+		bytes.Equal(s.Registries, o.Registries) &&
 		slices.Equal(s.Accounts, o.Accounts) && (s.Accounts == nil) == (o.Accounts == nil)
 }
 
@@ -76,7 +80,7 @@ var (
 	revokedNames     = []string{"ca.crl", "crl"}
 )
 
-// readSecret reads a Secret; nil when it has nothing that a gateway shows or checks. What is told of it says nothing of its
+// readSecret reads a Secret; nil when it has nothing that a proxy shows or checks. What is told of it says nothing of its
 // content.
 func (d *document) readSecret(root *yaml.Node) *SecretSpec {
 	content := map[string][]byte{}
@@ -92,8 +96,9 @@ func (d *document) readSecret(root *yaml.Node) *SecretSpec {
 	spec := &SecretSpec{
 		Certificate: firstOf(content, certificateNames), Key: firstOf(content, keyNames),
 		Authorities: firstOf(content, authorityNames), Revoked: firstOf(content, revokedNames),
+		Registries: content[registriesName],
 	}
-	if len(spec.Certificate)+len(spec.Key)+len(spec.Authorities) == 0 {
+	if len(spec.Certificate)+len(spec.Key)+len(spec.Authorities)+len(spec.Registries) == 0 {
 		return nil
 	}
 	if !d.refused {
@@ -115,7 +120,7 @@ func (d *document) secretParts(n *yaml.Node, path string, decode func(string) ([
 		name, value := n.Content[i].Value, resolve(n.Content[i+1])
 		at := path + "[" + name + "]"
 		d.mark(at, n.Content[i], value)
-		if !slices.Contains(slices.Concat(certificateNames, keyNames, authorityNames, revokedNames), name) || isNull(value) {
+		if !slices.Contains(slices.Concat(certificateNames, keyNames, authorityNames, revokedNames, []string{registriesName}), name) || isNull(value) {
 			continue // of no concern here
 		}
 		text := strings.Join(strings.Fields(value.Value), "")
@@ -158,6 +163,12 @@ func (d *document) checkSecret(spec *SecretSpec) {
 	}
 	if len(spec.Revoked) > 0 {
 		d.checkRevoked(spec)
+	}
+	if len(spec.Registries) > 0 {
+		if err := checkRegistries(spec.Registries); err != nil {
+			field := "data[" + registriesName + "]"
+			d.refuseAt(d.place(field), field, "", err.Error(), "make it with kubectl create secret docker-registry, or as docker login writes it")
+		}
 	}
 }
 
@@ -236,7 +247,7 @@ func (d *document) checkRevoked(spec *SecretSpec) {
 // encodeSecret writes the data of a Secret.
 func encodeSecret(s *SecretSpec) map[string]any {
 	data := map[string]any{}
-	for name, part := range map[string][]byte{"tls.crt": s.Certificate, "tls.key": s.Key, "ca.crt": s.Authorities, "ca.crl": s.Revoked} {
+	for name, part := range map[string][]byte{"tls.crt": s.Certificate, "tls.key": s.Key, "ca.crt": s.Authorities, "ca.crl": s.Revoked, registriesName: s.Registries} {
 		if len(part) > 0 {
 			data[name] = base64.StdEncoding.EncodeToString(part)
 		}

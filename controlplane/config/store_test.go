@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -44,6 +45,32 @@ func TestStoreListsInOrderAndTellsOfEachChangeOnce(t *testing.T) {
 	s.Delete(Key{WorkloadEntry, "default", "b"})
 	if len(told) != 3 {
 		t.Error("told after the subscription ended")
+	}
+}
+
+func TestListStaysInOrderThroughChanges(t *testing.T) {
+	s, kept := NewMemoryStore(), map[string]bool{}
+	for i := range 500 {
+		name := fmt.Sprintf("w%d", i*37%100)
+		before := s.List(WorkloadEntry)
+		was := names(before)
+		if kept[name] = !kept[name] || i%3 == 0; kept[name] {
+			s.Put(workload(name, fmt.Sprintf("1.1.1.%d", i%200)))
+		} else {
+			delete(kept, name)
+			s.Delete(Key{WorkloadEntry, "default", name})
+		}
+		var want []string
+		for name := range kept {
+			want = append(want, "default/"+name)
+		}
+		slices.Sort(want)
+		if got := names(s.List(WorkloadEntry)); got != strings.Join(want, " ") {
+			t.Fatalf("change %d: listed %s\nwant %s", i, got, strings.Join(want, " "))
+		}
+		if got := names(before); got != was {
+			t.Fatalf("change %d: a list that was given is %s now, and was %s", i, got, was)
+		}
 	}
 }
 

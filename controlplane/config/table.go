@@ -16,7 +16,7 @@ type table struct {
 
 	mu     sync.RWMutex
 	kinds  map[Kind]map[Key]*Resource
-	sorted map[Kind][]*Resource // made when asked for; dropped when the kind changes
+	sorted sorted
 
 	subscribersMu sync.Mutex
 	subscribers   map[int]func([]Key)
@@ -34,7 +34,7 @@ func newTable(now func() time.Time) *table {
 	return &table{
 		now:         now,
 		kinds:       map[Kind]map[Key]*Resource{},
-		sorted:      map[Kind][]*Resource{},
+		sorted:      sorted{},
 		subscribers: map[int]func([]Key){},
 	}
 }
@@ -43,11 +43,14 @@ func newTable(now func() time.Time) *table {
 func (t *table) List(kind Kind) []*Resource {
 	t.mu.RLock()
 	list, ok := t.sorted[kind]
+	if ok {
+		list = slices.Clone(list)
+	}
 	t.mu.RUnlock()
 	if !ok {
 		list = t.sort(kind)
 	}
-	return slices.Clone(list)
+	return list
 }
 
 func (t *table) sort(kind Kind) []*Resource {
@@ -59,8 +62,33 @@ func (t *table) sort(kind Kind) []*Resource {
 	}
 	slices.SortFunc(list, func(a, b *Resource) int { return compareKeys(a.Key, b.Key) })
 	t.sorted[kind] = list
-	return list
+	return slices.Clone(list)
 }
+
+// sorted are the resources of each kind that was asked for, in order.
+type sorted map[Kind][]*Resource
+
+func (s sorted) put(r *Resource) {
+	list, ok := s[r.Kind]
+	if !ok {
+		return
+	}
+	at, known := slices.BinarySearchFunc(list, r.Key, compareResource)
+	if known {
+		list[at] = r
+	} else {
+		s[r.Kind] = slices.Insert(list, at, r)
+	}
+}
+
+func (s sorted) remove(key Key) {
+	list, ok := s[key.Kind]
+	if at, known := slices.BinarySearchFunc(list, key, compareResource); ok && known {
+		s[key.Kind] = slices.Delete(list, at, at+1)
+	}
+}
+
+func compareResource(r *Resource, key Key) int { return compareKeys(r.Key, key) }
 
 func compareKeys(a, b Key) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -121,7 +149,7 @@ func (t *table) swap(put []*Resource, del []Key) []Key {
 	for _, key := range del {
 		if _, ok := t.kinds[key.Kind][key]; ok {
 			delete(t.kinds[key.Kind], key)
-			delete(t.sorted, key.Kind)
+			t.sorted.remove(key)
 			changed = append(changed, key)
 		}
 	}
@@ -144,7 +172,7 @@ func (t *table) put(r *Resource, now time.Time) bool {
 		t.kinds[r.Kind] = map[Key]*Resource{}
 	}
 	t.kinds[r.Kind][r.Key] = r
-	delete(t.sorted, r.Kind)
+	t.sorted.put(r)
 	return old == nil || !old.Equal(r) || !old.Created.Equal(r.Created)
 }
 

@@ -78,8 +78,12 @@ func (s scope) envoyPatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 func (s scope) patchWithoutEffect(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	const remedy = "remove the patch, or keep it for a mesh that supports it"
 	switch {
+	case p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP && s.d.startsProxies:
+		if proxy := p.GetMatch().GetProxy(); proxy.GetProxyVersion() != "" || len(proxy.GetMetadata()) > 0 {
+			s.field("match").field("proxy").warn("BOOTSTRAP", "has no effect: of a proxy that is yet to start neither version nor metadata are known", "select by labels, with workloadSelector")
+		}
 	case p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP:
-		s.field("applyTo").warn("BOOTSTRAP", "has no effect: the bootstrap is made by the agent, before it knows the control plane",
+		s.field("applyTo").warn("BOOTSTRAP", "has no effect: the bootstrap is made by the agent, before it knows this control plane, which does not start it",
 			"give the agent a bootstrap override (ISTIO_BOOTSTRAP_OVERRIDE)")
 	case p.GetMatch().GetContext() == networking.EnvoyFilter_WAYPOINT || p.GetMatch().GetWaypoint() != nil:
 		s.field("match").warn("WAYPOINT", "has no effect: there are no waypoints here", remedy)

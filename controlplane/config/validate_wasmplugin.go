@@ -13,6 +13,9 @@ import (
 // WasmHintPrefix begins the names of variables in a module's environment that are for the agent, and not for the module.
 const WasmHintPrefix = "ISTIO_META_WASM_"
 
+// WasmPullSecret is the one of them with what registries ask for. Nobody but the agent may see its value.
+const WasmPullSecret = WasmHintPrefix + "IMAGE_PULL_SECRET"
+
 const maxWasmEnv = 256
 
 var sha256Pattern = regexp.MustCompile(`^[0-9a-f]{64}$`)

@@ -24,7 +24,6 @@ var withoutEffect = map[protoreflect.FullName]note{
 
 	"istio.telemetry.v1alpha1.Metrics.reporting_interval":        {why: ": connections are counted when they open, and when they end", remedy: noSubstitute},
 	"istio.extensions.v1alpha1.WasmPlugin.verification_key":      {why: ": a module without its signature would run", remedy: "pin the module by sha256", unsafe: true},
-	"istio.extensions.v1alpha1.WasmPlugin.image_pull_secret":     {why: ": modules are fetched without credentials", remedy: "serve the module where it needs none, or from file:///…"},
 	"istio.networking.v1beta1.ProxyConfig.environment_variables": {why: ": the environment of a proxy is its agent's, which this control plane does not start", remedy: "set them for the agent", started: true},
 	"istio.networking.v1beta1.ProxyConfig.image":                 {why: ": nothing is injected here", remedy: noSubstitute},
 	"istio.networking.v1beta1.ProxyConfig.concurrency":           {why: ": agents read it when they start, before they reach a control plane", remedy: "set it in the agent's ProxyConfig (the annotation proxy.istio.io/config, or PROXY_CONFIG)", started: true},

@@ -48,6 +48,7 @@ func asked(files []controlplane.DiffFile) controlplane.DiffRequest {
 			if secret, ok := r.Spec.(*config.SecretSpec); ok {
 				out.Secrets = append(out.Secrets, controlplane.DiffSecret{
 					Namespace: r.Namespace, Name: r.Name, Certificate: secret.Certificate, Authorities: secret.Authorities, Revoked: secret.Revoked,
+					Registries: len(secret.Registries) > 0,
 				})
 			}
 		}

@@ -106,9 +106,10 @@ func New(cfg Config) *Registrar {
 
 // Registration is one connection of a registered workload.
 type Registration struct {
-	r    *Registrar
-	key  config.Key
-	once sync.Once
+	r        *Registrar
+	key      config.Key
+	once     sync.Once
+	workload Workload // as this connection told of it
 	// Labels are the workload's with those of its group.
 	Labels map[string]string
 }
@@ -135,11 +136,15 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	} else {
 		r.metrics.updates.Inc()
 	}
+	if m.connections > 0 && !maps.Equal(m.Labels, w.Labels) {
+		r.cfg.Logger.Warn("two workloads connect as one, with other labels, of which those of the last one are in force: give each an address of its own, unless one is about to go",
+			"entry", key, "address", w.Address, "labels", w.Labels, "before", m.Labels)
+	}
 	m.Workload, m.leaves = w, time.Time{}
 	m.connections++
 	entry := entryOf(m, group)
 	r.publish(m, entry)
-	return &Registration{r: r, key: key, Labels: entry.Spec.(*networking.WorkloadEntry).GetLabels()}, nil
+	return &Registration{r: r, key: key, workload: w, Labels: entry.Spec.(*networking.WorkloadEntry).GetLabels()}, nil
 }
 
 // group finds the workload's WorkloadGroup, and checks that the workload may be of it.
@@ -217,10 +222,15 @@ func (r *Registrar) rebuildAll() {
 	}
 }
 
-// Relabelled says whether the workload has other labels now than when it connected: those of its group were edited.
+// Relabelled says whether the workload would have other labels if it connected now: those of its group were edited. What
+// another connection says of the same workload is no reason: each of two would have the other leave for ever.
 func (g *Registration) Relabelled() bool {
-	entry := g.r.Get(g.key)
-	return entry != nil && !maps.Equal(entry.Spec.(*networking.WorkloadEntry).GetLabels(), g.Labels)
+	group, err := g.r.group(g.workload)
+	if err != nil {
+		return false
+	}
+	now := entryOf(&member{Workload: g.workload, key: g.key}, group)
+	return !maps.Equal(now.Labels, g.Labels)
 }
 
 // Disconnect says that the connection has ended. It may be called again.

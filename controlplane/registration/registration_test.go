@@ -138,6 +138,26 @@ func TestWorkloadThatComesBackInTimeIsNeverMissed(t *testing.T) {
 	})
 }
 
+func TestTwoConnectionsWithOtherLabelsDoNotHaveEachOtherLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "")
+		one, two := till("10.0.0.1"), till("10.0.0.1")
+		one.Labels, two.Labels = map[string]string{"version": "v1"}, map[string]string{"version": "v2"}
+		first, second := w.connect(t, one), w.connect(t, two)
+		if first.Relabelled() || second.Relabelled() {
+			t.Error("one of two is to connect again because of the other")
+		}
+		if got := w.List(config.WorkloadEntry)[0].Labels["version"]; got != "v2" {
+			t.Errorf("the labels in force are those of %q, and not of the last one that connected", got)
+		}
+		w.groups.Put(groupOf(map[string]string{"tier": "other"}))
+		synctest.Wait()
+		if !first.Relabelled() || !second.Relabelled() {
+			t.Error("the group's labels were edited, and not both are to connect again")
+		}
+	})
+}
+
 func TestUnhealthyWorkloadIsNotInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "registered")

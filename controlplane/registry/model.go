@@ -76,6 +76,8 @@ type Service struct {
 	// (reviews) is only an alias for callers of its own namespace and is not in this list.
 	Aliases   []string     `json:"aliases,omitempty"`
 	Addresses []netip.Addr `json:"addresses,omitempty"` // virtual addresses; empty when it has none
+	// Ranges are blocks of addresses that connections to it go to, besides.
+	Ranges []netip.Prefix `json:"ranges,omitempty"`
 	// Virtual is the address that its name leads to, where it was given one; it may have had to take the next.
 	Virtual netip.Addr `json:"-"`
 	// ByName: requests go to the host that they name, which proxies look up, and not to the address that the caller chose.

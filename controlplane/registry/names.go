@@ -85,7 +85,7 @@ func (r *Registry) Namesake(service *Service) bool {
 	}
 	for _, name := range names {
 		for _, other := range r.byHost[name] {
-			if other.Hostname != service.Hostname {
+			if other.Hostname != service.Hostname || standsIn(other, service) {
 				return true
 			}
 		}
@@ -96,3 +96,7 @@ func (r *Registry) Namesake(service *Service) bool {
 	// A ServiceEntry's host without a dot is what a Service of that name is called in its own namespace.
 	return !strings.Contains(service.Hostname, ".")
 }
+
+// standsIn says whether a ServiceEntry has the full name of a Service: rules that mean the Service by one of its other names are
+// rules of that full name while it is there, and of nothing when it is not.
+func standsIn(entry, service *Service) bool { return service.Kubernetes && !entry.Kubernetes }

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 
@@ -24,7 +23,7 @@ func (s *source) readServiceEntry() {
 		return
 	}
 	ports := s.entryPorts(entry)
-	addresses := s.entryAddresses(entry)
+	addresses, ranges := entryAddresses(entry)
 	seen := map[string]bool{}
 	for _, host := range entry.GetHosts() {
 		host = strings.TrimSuffix(host, ".")
@@ -34,7 +33,7 @@ func (s *source) readServiceEntry() {
 		seen[host] = true
 		service := &Service{
 			Hostname: host, Name: s.resource.Name, Namespace: s.resource.Namespace,
-			Addresses: addresses, Ports: ports,
+			Addresses: addresses, Ranges: ranges, Ports: ports,
 			Resolution:      resolutions[entry.GetResolution()],
 			ByName:          entry.GetResolution() == networking.ServiceEntry_DYNAMIC_DNS,
 			External:        entry.GetLocation() == networking.ServiceEntry_MESH_EXTERNAL,
@@ -61,21 +60,22 @@ func (s *source) entryPorts(entry *networking.ServiceEntry) []Port {
 	return ports
 }
 
-// entryAddresses are the addresses that stand for one machine: a range of more has no place in a service of the mesh.
-func (s *source) entryAddresses(entry *networking.ServiceEntry) []netip.Addr {
-	var out []netip.Addr
-	for i, text := range entry.GetAddresses() {
-		addr, err := netip.ParseAddr(text)
-		if prefix, perr := netip.ParsePrefix(text); perr == nil && prefix.IsSingleIP() {
-			addr, err = prefix.Addr(), nil
-		}
-		if err != nil {
-			s.warn(fmt.Sprintf("spec.addresses[%d]", i), text, "a range of addresses has no effect in this version", "list single addresses")
+// entryAddresses parts what stands for one machine from blocks of addresses.
+func entryAddresses(entry *networking.ServiceEntry) (single []netip.Addr, ranges []netip.Prefix) {
+	for _, text := range entry.GetAddresses() {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			single = append(single, addr)
 			continue
 		}
-		out = append(out, addr)
+		switch prefix, err := netip.ParsePrefix(text); {
+		case err != nil: // its document was refused
+		case prefix.IsSingleIP():
+			single = append(single, prefix.Addr())
+		default:
+			ranges = append(ranges, prefix.Masked())
+		}
 	}
-	return out
+	return single, ranges
 }
 
 func (s *source) entryEndpoints(entry *networking.ServiceEntry, service *Service) []Endpoint {

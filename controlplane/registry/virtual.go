@@ -14,7 +14,7 @@ import (
 // told from all others by where it goes. The address follows from the name: it is the same in every run, and whatever other
 // services there are, unless another name has led there already (partAddresses).
 func (o Options) giveVirtualAddress(s *Service) {
-	if !o.Virtual.IsValid() || len(s.Addresses) > 0 || strings.HasPrefix(s.Hostname, "*") || s.Resolution == Passthrough {
+	if !o.Virtual.IsValid() || len(s.Addresses)+len(s.Ranges) > 0 || strings.HasPrefix(s.Hostname, "*") || s.Resolution == Passthrough {
 		return
 	}
 	s.Virtual = o.virtualAddress(s.Hostname, 0)

@@ -32,6 +32,7 @@ func (s *Snapshot) Problems() []config.Problem {
 		c.withoutSidecar()
 		c.peerPorts()
 		c.telemetries()
+		c.pullSecrets()
 		slices.SortStableFunc(c.problems, byPlace)
 		s.checked.problems = c.problems
 	})

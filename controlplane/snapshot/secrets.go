@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// secrets are those Secrets that have a certificate or the certificates of authorities.
+// secrets are those Secrets that have a certificate, the certificates of authorities, or what registries ask for.
 type secrets struct {
 	byKey map[config.Key]*config.SecretSpec
 	// byName has the names that there are in any namespace.

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	extensions "istio.io/api/extensions/v1alpha1"
@@ -13,6 +14,32 @@ import (
 type Plugin struct {
 	*config.Resource
 	Spec *extensions.WasmPlugin
+}
+
+// Registries is the Secret with which the module is pulled; nil when the plugin names none, or one that there is not.
+func (s *Snapshot) Registries(p Plugin) *config.SecretSpec {
+	name := p.Spec.GetImagePullSecret()
+	if name == "" {
+		return nil
+	}
+	secret := s.secrets.byKey[config.Key{Kind: config.Secret, Namespace: p.Namespace, Name: name}]
+	if secret == nil || len(secret.Registries) == 0 {
+		return nil
+	}
+	return secret
+}
+
+// pullSecrets warns of those that are nowhere.
+func (c *checker) pullSecrets() {
+	for _, namespace := range slices.Sorted(maps.Keys(c.s.plugins)) {
+		for _, p := range c.s.plugins[namespace] {
+			if name := p.Spec.GetImagePullSecret(); name != "" && c.s.Registries(p) == nil {
+				c.find(config.UnknownCredential, p.Resource, "spec.imagePullSecret", name,
+					"there is no Secret of this name with .dockerconfigjson in the plugin's namespace: the module is asked for without credentials",
+					"add a Secret of type kubernetes.io/dockerconfigjson to the namespace "+p.Namespace)
+			}
+		}
+	}
 }
 
 // newPlugins are all WasmPlugins by namespace, in the order in which requests pass them: those of higher priority first,

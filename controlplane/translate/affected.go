@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	extensions "istio.io/api/extensions/v1alpha1"
+	meshconfig "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
 	telemetryv1 "istio.io/api/telemetry/v1alpha1"
@@ -64,6 +65,9 @@ func (a *affected) services(change snapshot.Change) {
 			}
 			if a.listensForServices() {
 				a.listenersOf(svc)
+			}
+			if a.authorizes(svc) {
+				a.all(xds.RouteType)
 			}
 		}
 	}
@@ -145,6 +149,15 @@ func (a *affected) listensForServices() bool {
 		len(a.s.Mesh.GetExtensionProviders()) > 0
 }
 
+// authorizes says whether a service is, or was, one that is asked who may call: the routes to the workload itself say what of.
+func (a *affected) authorizes(svc *registry.Service) bool {
+	return slices.ContainsFunc(a.s.Mesh.GetExtensionProviders(), func(p *meshconfig.MeshConfig_ExtensionProvider) bool {
+		service, _ := snapshot.ProviderService(p)
+		_, host := snapshot.SplitProviderService(service)
+		return host == svc.Hostname
+	})
+}
+
 // resource adds what one version of a rule or policy has a part in.
 func (a *affected) resource(r *config.Resource) {
 	root := a.s.Mesh.GetRootNamespace()
@@ -191,6 +204,9 @@ func (a *affected) resource(r *config.Resource) {
 				a.all(xds.ClusterType, xds.EndpointType)
 			}
 		}
+		if a.mayHaveSecrets() && near {
+			a.all(xds.ExtensionType) // modules are pulled with them
+		}
 	case *networking.EnvoyFilter:
 		if near && snapshot.FilterApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
 			a.envoyFilter(spec)
@@ -235,6 +251,7 @@ func (a *affected) routes(r *config.Resource, spec *networking.VirtualService) {
 	for _, h := range spec.GetHosts() {
 		host := a.scope.Hostname(h, r.Namespace)
 		a.hostApart(host, 80) // of a host that is no service
+		a.hostApart(h, 80)    // nor was one, by the name that it has now, when the rule was for it
 		for _, svc := range a.matching(host) {
 			for _, port := range svc.Ports {
 				a.hostApart(svc.Hostname, port.Number)

@@ -70,6 +70,9 @@ func (a *affected) gatesOf(svc *registry.Service) {
 			for _, at := range gateAddresses(svc, uint16(port.Number)) {
 				a.touches.Add(xds.ListenerType, listenerName(at))
 			}
+			if len(svc.Ranges) > 0 {
+				a.touches.Add(xds.ListenerType, listenerName(wildcard(port.Number)))
+			}
 		case !a.opened(svc, port.Number):
 			a.touches.Add(xds.ListenerType, listenerName(wildcard(port.Number)))
 		}

@@ -96,6 +96,10 @@ func pluginStep(namespace, more, url string) string {
 	return "apiVersion: extensions.istio.io/v1alpha1\nkind: WasmPlugin\nmetadata: {name: plugin, namespace: " + namespace + "}\nspec: {" + more + "url: '" + url + "'}"
 }
 
+func registriesStep(namespace string) string {
+	return "apiVersion: v1\nkind: Secret\nmetadata: {name: images, namespace: " + namespace + "}\nstringData: {.dockerconfigjson: '{\"auths\": {\"registry.example\": {\"password\": \"x\"}}}'}"
+}
+
 // affectedSteps are changes, one after the other; a name alone is a removal.
 var affectedSteps = []string{
 	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-1, namespace: one}\nspec: {address: 127.203.20.1, serviceAccount: a, ports: {web: 8080}, labels: {app: a, version: v1, security.istio.io/tlsMode: istio}}",
@@ -155,6 +159,9 @@ var affectedSteps = []string{
 	pluginStep("istio-system", "", "file:///one.wasm"), pluginStep("one", "selector: {matchLabels: {app: a}}, ", "file:///two.wasm"),
 	pluginStep("one", "selector: {matchLabels: {app: other}}, ", "file:///two.wasm"), pluginStep("one", "type: NETWORK, ", "file:///two.wasm"),
 	pluginStep("one", "match: [{mode: CLIENT}], ", "oci://registry.example/three:1"), pluginStep("edge", "targetRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: edge}], ", "file:///four.wasm"),
+	pluginStep("one", "imagePullSecret: images, ", "oci://registry.example/three:1"), pluginStep("istio-system", "imagePullSecret: images, ", "oci://registry.example/four:1"),
+	registriesStep("one"), registriesStep("istio-system"), registriesStep("edge"),
+	"Secret one/images", "Secret istio-system/images", "Secret edge/images",
 	"WasmPlugin istio-system/plugin", "WasmPlugin one/plugin", "WasmPlugin edge/plugin",
 	"apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: auto, namespace: far}\nspec: {selector: {istio: edge}, servers: [{port: {number: 15443, name: tls, protocol: TLS}, hosts: [\"*.local\"], tls: {mode: AUTO_PASSTHROUGH}}]}",
 	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: b, namespace: two}\nspec: {host: b, subsets: [{name: v9, labels: {version: v9}}]}",
@@ -205,7 +212,13 @@ func TestAffectedNeverMissesAType(t *testing.T) {
 	}
 }
 
-func checkAffected(t *testing.T, what string, before, after map[string]map[string]string, affected xds.Touches) {
+// faults are told of what does not hold.
+type faults interface {
+	Helper()
+	Errorf(format string, args ...any)
+}
+
+func checkAffected(t faults, what string, before, after map[string]map[string]string, affected xds.Touches) {
 	t.Helper()
 	for _, typeURL := range xds.Order {
 		touched := affected[typeURL]
@@ -218,7 +231,7 @@ func checkAffected(t *testing.T, what string, before, after map[string]map[strin
 }
 
 // checkNamed: what is asked for by name is what there is of that name among all.
-func checkNamed(t *testing.T, what string, snap *snapshot.Snapshot, p *translate.Proxy, after map[string]map[string]string, affected xds.Touches) {
+func checkNamed(t faults, what string, snap *snapshot.Snapshot, p *translate.Proxy, after map[string]map[string]string, affected xds.Touches) {
 	t.Helper()
 	named := map[string]func(*snapshot.Snapshot, *translate.Proxy, []string) ([]*xds.Resource, error){
 		xds.ClusterType: translate.NamedClusters, xds.EndpointType: translate.Endpoints, xds.VirtualHostType: translate.NamedVirtualHosts,
@@ -234,7 +247,7 @@ func checkNamed(t *testing.T, what string, snap *snapshot.Snapshot, p *translate
 		}
 		resources, err := make(snap, p, names)
 		if err != nil {
-			t.Fatal(err)
+			t.Errorf("%s: %s by name: %v", what, typeURL, err)
 		}
 		got, want := map[string]string{}, map[string]string{}
 		for _, r := range resources {

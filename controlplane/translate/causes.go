@@ -19,12 +19,16 @@ type Cause struct {
 // Affected, and asks it, so that what a kind of document has a part in is said in one place.
 func Causes(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) []Cause {
 	var out []Cause
+	rejected := make(map[string]bool, len(names))
+	for _, name := range names {
+		rejected[name] = true
+	}
 	add := func(r *config.Resource, change snapshot.Change) {
 		touched, ok := Affected(s, p, change)[typeURL]
 		if !ok || r == nil {
 			return
 		}
-		named := !touched.All && slices.ContainsFunc(touched.Names, func(n string) bool { return slices.Contains(names, n) })
+		named := !touched.All && slices.ContainsFunc(touched.Names, func(n string) bool { return rejected[n] })
 		if touched.All || named {
 			out = append(out, Cause{Resource: r, Named: named})
 		}

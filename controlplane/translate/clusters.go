@@ -291,3 +291,8 @@ func serviceMetadata(svc *registry.Service, subset string) *corev3.Metadata {
 	}
 	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"istio": {Fields: fields}}}
 }
+
+// noService has metrics name a cluster of no service by itself, as Istio's do.
+func noService(name string) *corev3.Metadata {
+	return filterMetadata("istio", map[string]string{"name": name})
+}

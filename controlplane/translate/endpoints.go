@@ -164,8 +164,8 @@ func endpointMetadata(e snapshot.Endpoint) *corev3.Metadata {
 		m["envoy.transport_socket_match"] = stringStruct(map[string]string{"tlsMode": "istio"})
 	}
 	if e.Workload != "" {
-		workload := strings.Join([]string{e.Workload, e.Namespace, e.Labels["app"], e.Labels["version"], ""}, ";")
 		fields := peerStruct(e)
+		workload := strings.Join([]string{e.Workload, e.Namespace, e.Labels["app"], e.Labels["version"], fields.Fields["cluster"].GetStringValue()}, ";")
 		fields.Fields["workload"] = structpb.NewStringValue(workload)
 		m["istio"] = fields
 	}

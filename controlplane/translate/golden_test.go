@@ -199,10 +199,8 @@ func encode(t *testing.T, n *yaml.Node) string {
 
 // abbreviations stand in golden files for what is the same everywhere. abbreviations.golden.yaml says what they mean.
 var abbreviations = map[string]string{
-	"$ads":       `{"ads": {}, "resourceApiVersion": "V3"}`,
-	"$unlimited": `{"thresholds": [{"maxConnections": 4294967295, "maxPendingRequests": 4294967295, "maxRequests": 4294967295, "maxRetries": 4294967295, "trackRemaining": true}]}`,
-	"$ifEmpty": `{"matcherList": {"matchers": [{"onMatch": {"action": {"name": "s", "typedConfig": {"@type": "type.googleapis.com/envoy.extensions.matching.actions.transform_stat.v3.TransformStat", "updateTag": {"newTagValue": "unknown"}}}},
-		"predicate": {"singlePredicate": {"input": {"name": "v", "typedConfig": {"@type": "type.googleapis.com/envoy.extensions.matching.common_inputs.stats.v3.StatTagValueInput"}}, "valueMatch": {"exact": ""}}}}]}}`,
+	"$ads":         `{"ads": {}, "resourceApiVersion": "V3"}`,
+	"$unlimited":   `{"thresholds": [{"maxConnections": 4294967295, "maxPendingRequests": 4294967295, "maxRequests": 4294967295, "maxRetries": 4294967295, "trackRemaining": true}]}`,
 	"$introduce":   `{"appendAction": "OVERWRITE_IF_EXISTS_OR_ADD", "header": {"key": "x-pilotfish-peer", "value": "%METADATA(LISTENER:pilotfish.peer:self)%"}}`,
 	"$sds":         `{"apiConfigSource": {"apiType": "GRPC", "grpcServices": [{"envoyGrpc": {"clusterName": "sds-grpc"}}], "setNodeOnFirstMessageOnly": true, "transportApiVersion": "V3"}, "initialFetchTimeout": "0s", "resourceApiVersion": "V3"}`,
 	"$tlsVersions": `{"tlsMaximumProtocolVersion": "TLSv1_3", "tlsMinimumProtocolVersion": "TLSv1_2"}`,

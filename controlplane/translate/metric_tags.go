@@ -10,18 +10,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// unknown is the value of a label that nothing is known of.
-const unknown = "unknown"
-
-var (
-	// unknownIfEmpty says so where there is no value.
-	unknownIfEmpty = tagRules(nil, equals(""), unknown)
-	// grpcOrHTTP tells the two apart by the content's type.
-	grpcOrHTTP = tagRules(setTag("http"), startsWith("application/grpc"), "grpc")
+// unknown is the value of a label that nothing is known of; of a revision that is latest.
+const (
+	unknown = "unknown"
+	latest  = "latest"
 )
 
-func equals(text string) *xdsmatcherv3.StringMatcher {
-	return &xdsmatcherv3.StringMatcher{MatchPattern: &xdsmatcherv3.StringMatcher_Exact{Exact: text}}
+// grpcOrHTTP tells the two apart by the content's type.
+var grpcOrHTTP = tagRules(setTag("http"), startsWith("application/grpc"), "grpc")
+
+// known is a command, or what a listener says of the unknown where it has no value. (Rules that say so too are three times
+// as large, and are asked for every request.)
+func known(command, parameter, otherwise string) string {
+	operator := `"` + command + `"`
+	if parameter != "" {
+		operator = `{"command":"` + command + `","param":"` + parameter + `"}`
+	}
+	return `%COALESCE({"operators":[` + operator + `,{"command":"METADATA","param":"LISTENER:` + peerMetadata + `:` + otherwise + `"}]})%`
 }
 
 func startsWith(text string) *xdsmatcherv3.StringMatcher {
@@ -71,7 +76,7 @@ func (v view) tags(c chain, opening bool) []tag {
 	} else {
 		out = append(out, tag{name: "reporter", format: "source", histograms: true})
 		out = append(out, v.ownTags("source")...)
-		out = append(out, calledTags(c.requests)...)
+		out = append(out, calledTags()...)
 		out = append(out, tag{name: "connection_security_policy", format: unknown, histograms: true})
 	}
 	if c.side == inboundSide && c.mtls && !opening {
@@ -107,6 +112,7 @@ func (v view) ownTags(side string) []tag {
 		{name: "version", format: self.version},
 		{name: "canonical_service", format: self.service},
 		{name: "canonical_revision", format: self.revision},
+		{name: "cluster", format: self.cluster},
 	} {
 		t.name, t.format = side+"_"+t.name, orElse(t.format, unknown)
 		out = append(out, t)
@@ -142,29 +148,18 @@ func (v view) inboundService(number uint32) *registry.Service {
 	return nil
 }
 
-// calledTags tell what was called, as the endpoints and the clusters say. Rules are as large as ten labels: connections,
-// of which there are as many kinds as addresses, do without, and what is not known of them is empty.
-func calledTags(requests bool) []tag {
+// calledTags tell what was called, as the endpoints and the clusters say.
+func calledTags() []tag {
 	var out []tag
-	for _, t := range []tag{
-		{name: "destination_workload", format: "%UPSTREAM_METADATA(istio:name)%", rules: unknownIfEmpty, histograms: true},
-		{name: "destination_workload_namespace", format: "%UPSTREAM_METADATA(istio:namespace)%", rules: unknownIfEmpty, histograms: true},
-		{name: "destination_app", format: "%UPSTREAM_METADATA(istio:app)%"},
-		{name: "destination_version", format: "%UPSTREAM_METADATA(istio:version)%"},
-		{name: "destination_canonical_service", format: "%UPSTREAM_METADATA(istio:service)%"},
-		{name: "destination_canonical_revision", format: "%UPSTREAM_METADATA(istio:revision)%"},
-		{name: "destination_service", format: "%CLUSTER_METADATA(istio:host)%", rules: unknownIfEmpty, histograms: true},
-		{name: "destination_service_name", format: "%CLUSTER_METADATA(istio:name)%", rules: unknownIfEmpty, histograms: true},
-		{name: "destination_service_namespace", format: "%CLUSTER_METADATA(istio:namespace)%", rules: unknownIfEmpty, histograms: true},
-		{name: "destination_principal", format: "%UPSTREAM_PEER_URI_SAN%"},
-		{name: "source_principal", format: "%UPSTREAM_LOCAL_URI_SAN%"},
-	} {
-		if !requests {
-			t.rules = nil
-		}
-		out = append(out, t)
+	for _, f := range peerFields {
+		out = append(out, tag{name: "destination_" + f.label, format: known("UPSTREAM_METADATA", "istio:"+f.endpoint, f.unknown()), histograms: f.histograms})
 	}
-	return out
+	for _, t := range []struct{ name, key string }{{"destination_service", "host"}, {"destination_service_name", "name"}, {"destination_service_namespace", "namespace"}} {
+		out = append(out, tag{name: t.name, format: known("CLUSTER_METADATA", "istio:"+t.key, unknown), histograms: true})
+	}
+	return append(out,
+		tag{name: "destination_principal", format: known("UPSTREAM_PEER_URI_SAN", "", unknown)},
+		tag{name: "source_principal", format: known("UPSTREAM_LOCAL_URI_SAN", "", unknown)})
 }
 
 // callerTags tell who called: what its certificate proves, and what it says of itself beside that. Nobody's word is taken
@@ -173,7 +168,7 @@ func (v view) callerTags(c chain, opening bool) []tag {
 	var out []tag
 	told := v.takesPeer(c.traffic) && c.requests && v.p.atLeast(1, 40)
 	for _, f := range peerFields {
-		t := tag{name: "source_" + f.label, format: unknown, histograms: f.histograms}
+		t := tag{name: "source_" + f.label, format: f.unknown(), histograms: f.histograms}
 		if told {
 			t.format = "%DYNAMIC_METADATA(" + peerMetadata + ":" + f.key + "):253%"
 		}

@@ -130,11 +130,7 @@ func changedTags(all []tag, changes map[string]string, histogram bool) []*statsv
 		if _, changed := changes[t.name]; changed || histogram && !t.histograms {
 			continue
 		}
-		tag := &statsv3.Config_Tag{Name: t.name, ValueFormat: t.format, Rules: t.rules}
-		if histogram {
-			tag.Rules = nil // what is not known is empty there
-		}
-		out = append(out, tag)
+		out = append(out, &statsv3.Config_Tag{Name: t.name, ValueFormat: t.format, Rules: t.rules})
 	}
 	for _, name := range slices.Sorted(maps.Keys(changes)) {
 		if format := tagFormat(changes[name]); format != "" {

@@ -173,7 +173,7 @@ func (none) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
 		}}}
 		out = append(out, c)
 	}
-	passthrough := &clusterv3.Cluster{Name: PassthroughCluster, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil)}
+	passthrough := &clusterv3.Cluster{Name: PassthroughCluster, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil), Metadata: noService(PassthroughCluster)}
 	forwardByName(passthrough, p.dnsFamily(registry.Passthrough))
 	return append(out, passthrough, blackHole(s))
 }
@@ -184,5 +184,6 @@ func blackHole(s *snapshot.Snapshot) *clusterv3.Cluster {
 		Name:                 BlackHoleCluster,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:       s.Mesh.GetConnectTimeout(),
+		Metadata:             noService(BlackHoleCluster),
 	}
 }

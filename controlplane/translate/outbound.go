@@ -2,6 +2,7 @@ package translate
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -102,6 +103,42 @@ func (v view) openGates(all *gates, svc *registry.Service, port registry.Port) {
 			g.take(c)
 		}
 	}
+	if len(svc.Ranges) > 0 {
+		v.openRanges(all.open(wildcard(port.Number)), svc, port, t)
+	}
+}
+
+// openRanges lets a service's port have what arrives there for its blocks of addresses.
+func (v view) openRanges(g *gate, svc *registry.Service, port registry.Port, t traffic) {
+	if port.Protocol == registry.Undeclared {
+		requests := t
+		requests.protocol = registry.HTTP
+		g.takeRequests(strconv.FormatUint(uint64(port.Number), 10), requests, true)
+	}
+	for _, c := range v.connectionRoutes(svc, port, t, g.at) {
+		if c.match.subnets = narrowed(svc.Ranges, c.match.subnets); len(c.match.subnets) > 0 {
+			g.take(c)
+		}
+	}
+}
+
+// narrowed are the parts of blocks that are within others; no others: all.
+func narrowed(blocks, others []netip.Prefix) []netip.Prefix {
+	if len(others) == 0 {
+		return blocks
+	}
+	var out []netip.Prefix
+	for _, b := range blocks {
+		for _, o := range others {
+			switch {
+			case b.Overlaps(o) && o.Bits() > b.Bits():
+				out = append(out, o)
+			case b.Overlaps(o):
+				out = append(out, b)
+			}
+		}
+	}
+	return out
 }
 
 // gateAddresses are where connections to a port of the service arrive.
@@ -110,7 +147,7 @@ func gateAddresses(svc *registry.Service, number uint16) []netip.AddrPort {
 	for _, a := range svc.Addresses {
 		out = append(out, netip.AddrPortFrom(a, number))
 	}
-	if len(out) == 0 {
+	if len(out)+len(svc.Ranges) == 0 {
 		out = append(out, wildcard(uint32(number)))
 	}
 	return out
@@ -124,6 +161,15 @@ func gateRoute(svc *registry.Service, port registry.Port) string {
 	return strconv.FormatUint(uint64(port.Number), 10)
 }
 
+// gateRoutes are those of all places where what is for a service's port arrives.
+func gateRoutes(svc *registry.Service, port registry.Port) []string {
+	out := []string{gateRoute(svc, port)}
+	if number := strconv.FormatUint(uint64(port.Number), 10); len(svc.Ranges) > 0 && out[0] != number {
+		out = append(out, number)
+	}
+	return out
+}
+
 func (g *gate) takeRequests(routes string, t traffic, sniff bool) {
 	if g.routes != "" {
 		return
@@ -132,30 +178,58 @@ func (g *gate) takeRequests(routes string, t traffic, sniff bool) {
 	g.sniff = g.sniff || sniff
 }
 
-// take adds a chain, unless another has the same connections.
+// take adds a chain for what no other has of its connections: Envoy takes no two for the same.
 func (g *gate) take(c gateChain) {
 	for _, other := range g.chains {
-		if other.match.same(c.match) {
+		if !c.match.without(other.match) {
 			return
 		}
 	}
 	g.chains = append(g.chains, c)
 }
 
-func (m connectionMatch) same(o connectionMatch) bool {
-	return equal(m.names, o.names) && equal(m.subnets, o.subnets)
+// without leaves out what the other has too, and says whether anything is left.
+func (m *connectionMatch) without(o connectionMatch) bool {
+	names, subnets := overlap(m.names, o.names), overlap(m.subnets, o.subnets)
+	if len(m.names) == 0 && len(o.names) > 0 || len(m.names) > 0 && len(names) == 0 || len(m.subnets) == 0 && len(o.subnets) > 0 || len(m.subnets) > 0 && len(subnets) == 0 {
+		return true // nothing is the same
+	}
+	if len(m.subnets) > 0 && len(names) == len(m.names) || len(m.names) == 0 {
+		m.subnets = less(m.subnets, subnets)
+		return len(m.subnets) > 0
+	}
+	m.names = less(m.names, names)
+	return len(m.names) > 0
 }
 
-func equal[T comparable](a, b []T) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
+func overlap[T comparable](a, b []T) []T {
+	var out []T
+	for _, x := range a {
+		if slices.Contains(b, x) {
+			out = append(out, x)
 		}
 	}
-	return true
+	return out
+}
+
+func less[T comparable](a, b []T) []T {
+	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return slices.Contains(b, x) })
+}
+
+// leaveNone adds where connections go to a block of addresses that name none of the names which are wanted there: Envoy looks
+// no further than the chains of the narrowest block.
+func (v view) leaveNone(g *gate) {
+	for _, c := range slices.Clone(g.chains) {
+		if len(c.match.names) > 0 && len(c.match.subnets) > 0 {
+			other := v.unknownChain()
+			other.name, other.match.subnets = "other_"+c.name, c.match.subnets
+			g.take(other)
+		}
+	}
+}
+
+func (v view) unknownChain() gateChain {
+	return gateChain{stat: v.unknownCluster(), traffic: traffic{side: outboundSide}, to: toCluster(v.unknownCluster())}
 }
 
 // gateListener tells what arrives at a gate apart, and looks at its first bytes only where that is needed.
@@ -165,6 +239,7 @@ func (v view) gateListener(g *gate) *listenerv3.Listener {
 		v.onAllAddresses(l, uint32(g.at.Port()))
 	}
 	l.BindToPort = boolean(false)
+	v.leaveNone(g)
 	names, rest := false, false
 	for _, c := range g.chains {
 		names = names || len(c.match.names) > 0
@@ -172,7 +247,7 @@ func (v view) gateListener(g *gate) *listenerv3.Listener {
 	}
 	mixed := g.routes != "" && len(g.chains) > 0
 	if len(g.chains) > 0 && !rest {
-		g.chains = append(g.chains, gateChain{stat: v.unknownCluster(), traffic: traffic{side: outboundSide}, to: toCluster(v.unknownCluster())})
+		g.chains = append(g.chains, v.unknownChain())
 	}
 	if g.routes != "" {
 		l.FilterChains = append(l.FilterChains, v.requestChain(g, l.Name, mixed, names))
@@ -238,9 +313,24 @@ func (v view) connectionChain(g *gate, name string, c gateChain) *listenerv3.Fil
 	chain.Name += "_" + c.name
 	chain.FilterChainMatch = &listenerv3.FilterChainMatch{ServerNames: c.match.names}
 	for _, p := range c.match.subnets {
-		chain.FilterChainMatch.PrefixRanges = append(chain.FilterChainMatch.PrefixRanges, cidr(p.String()))
+		for _, block := range matchable(p) {
+			chain.FilterChainMatch.PrefixRanges = append(chain.FilterChainMatch.PrefixRanges, cidr(block.String()))
+		}
 	}
 	return chain
+}
+
+// matchable is a block as a filter chain matches it. All addresses of a family are its two halves: a block of no bits means to
+// Envoy what no block means, and may lose to the chain that has none.
+func matchable(block netip.Prefix) []netip.Prefix {
+	if block.Bits() > 0 {
+		return []netip.Prefix{block}
+	}
+	lower := block.Masked().Addr()
+	half := lower.AsSlice()
+	half[0] = 0x80
+	upper, _ := netip.AddrFromSlice(half)
+	return []netip.Prefix{netip.PrefixFrom(lower, 1), netip.PrefixFrom(upper, 1)}
 }
 
 // unknownCluster is where connections go that no service claims.

@@ -30,19 +30,31 @@ const (
 )
 
 // peer is what is told of a workload.
-type peer struct{ workload, namespace, app, version, service, revision string }
+type peer struct{ workload, namespace, app, version, service, revision, cluster string }
 
-// peerFields are the parts of the header, in their order.
-var peerFields = []struct {
-	key, label string
-	histograms bool
-}{
-	{"workload", "workload", true}, {"namespace", "workload_namespace", true}, {"app", "app", false},
-	{"version", "version", false}, {"service", "canonical_service", false}, {"revision", "canonical_revision", false},
+// peerField is a part of the header, and its key there and in what endpoints say of themselves.
+type peerField struct {
+	key, endpoint, label string
+	histograms           bool
+}
+
+// peerFields are the parts of the header, in their order. Later versions add theirs at the end.
+var peerFields = []peerField{
+	{"workload", "name", "workload", true}, {"namespace", "namespace", "workload_namespace", true}, {"app", "app", "app", false},
+	{"version", "version", "version", false}, {"service", "service", "canonical_service", false},
+	{"revision", "revision", "canonical_revision", false}, {"cluster", "cluster", "cluster", false},
+}
+
+// unknown is what Istio's metrics have for the field where nothing is known of the other side.
+func (f peerField) unknown() string {
+	if f.key == "revision" {
+		return latest
+	}
+	return unknown
 }
 
 func (p peer) header() string {
-	return strings.Join([]string{p.workload, p.namespace, orElse(p.app, unknown), orElse(p.version, unknown), p.service, p.revision}, ";")
+	return strings.Join([]string{p.workload, p.namespace, orElse(p.app, unknown), orElse(p.version, unknown), p.service, p.revision, orElse(p.cluster, unknown)}, ";")
 }
 
 // describe tells of a workload with these labels.
@@ -59,11 +71,24 @@ func describe(workload, namespace string, labels map[string]string) peer {
 	return peer{
 		workload: workload, namespace: plainName(namespace), app: first("app", "app.kubernetes.io/name"), version: first("version", "app.kubernetes.io/version"),
 		service:  orElse(first("service.istio.io/canonical-name", "app.kubernetes.io/name", "app"), workload),
-		revision: orElse(first("service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"), "latest"),
+		revision: orElse(first("service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"), latest),
+		cluster:  orElse(first(clusterLabel), soleCluster),
 	}
 }
 
-func (p *Proxy) peer() peer { return describe(p.Workload, p.Namespace, p.Labels) }
+// clusterLabel says which Kubernetes cluster a workload is of, and soleCluster what the only one is called, as in Istio.
+const (
+	clusterLabel = "topology.istio.io/cluster"
+	soleCluster  = "Kubernetes"
+)
+
+func (p *Proxy) peer() peer {
+	out := describe(p.Workload, p.Namespace, p.Labels)
+	if id := p.Metadata["CLUSTER_ID"]; id != "" {
+		out.cluster = plainName(id)
+	}
+	return out
+}
 
 var notPlain = regexp.MustCompile(`[^A-Za-z0-9._/-]`)
 
@@ -75,11 +100,11 @@ func plainName(s string) string {
 	return notPlain.ReplaceAllString(s, "_")
 }
 
-// signed says on the listeners that requests go out by whose they are.
+// signed says on the listeners that traffic goes out by whose it is, and what metrics have for what nothing is known of.
 func (p *Proxy) signed(listeners []*listenerv3.Listener) []*listenerv3.Listener {
 	for _, l := range listeners {
 		if l.GetTrafficDirection() == corev3.TrafficDirection_OUTBOUND {
-			l.Metadata = filterMetadata(peerMetadata, map[string]string{"self": p.peer().header()})
+			l.Metadata = filterMetadata(peerMetadata, map[string]string{"self": p.peer().header(), unknown: unknown, latest: latest})
 		}
 	}
 	return listeners
@@ -147,20 +172,20 @@ func (v view) peerFilters(t traffic) []*hcmv3.HttpFilter {
 			OnHeaderPresent: &headertometadatav3.Config_KeyValuePair{
 				MetadataNamespace: peerMetadata, Key: f.key,
 				RegexValueRewrite: &matcherv3.RegexMatchAndSubstitute{
-					Pattern:      &matcherv3.RegexMatcher{Regex: peerField(i)},
+					Pattern:      &matcherv3.RegexMatcher{Regex: peerPattern(i)},
 					Substitution: `\1`,
 				},
 			},
-			OnHeaderMissing: &headertometadatav3.Config_KeyValuePair{MetadataNamespace: peerMetadata, Key: f.key, Value: unknown},
+			OnHeaderMissing: &headertometadatav3.Config_KeyValuePair{MetadataNamespace: peerMetadata, Key: f.key, Value: f.unknown()},
 			Remove:          i == len(peerFields)-1,
 		})
 	}
 	return []*hcmv3.HttpFilter{httpFilter(peerFilter, config)}
 }
 
-// peerField finds a field of the header, if it is made of the characters that those of the mesh have. A value
+// peerPattern finds a field of the header, if it is made of the characters that those of the mesh have. A value
 // that matches nothing would be taken whole, and what is no text would spoil all metrics for whoever reads them.
-func peerField(i int) string {
+func peerPattern(i int) string {
 	return `^(?:(?:[^;]*;){` + strconv.Itoa(i) + `}([A-Za-z0-9._/-]*)(?:;.*)?$)?\C*`
 }
 
@@ -169,6 +194,6 @@ func peerStruct(e snapshot.Endpoint) *structpb.Struct {
 	p := describe(e.Workload, e.Namespace, e.Labels)
 	return stringStruct(map[string]string{
 		"name": p.workload, "namespace": p.namespace, "service": p.service, "revision": p.revision,
-		"app": orElse(p.app, unknown), "version": orElse(p.version, unknown),
+		"app": orElse(p.app, unknown), "version": orElse(p.version, unknown), "cluster": p.cluster,
 	})
 }

@@ -40,6 +40,7 @@ const (
 const (
 	pullPolicyHint = config.WasmHintPrefix + "IMAGE_PULL_POLICY"
 	versionHint    = config.WasmHintPrefix + "PLUGIN_RESOURCE_VERSION"
+	pullSecretHint = config.WasmPullSecret
 	// noChecksum stands for none.
 	noChecksum = "nil"
 )
@@ -128,7 +129,7 @@ func Extensions(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource
 	for _, plugin := range v.plugins() {
 		taken[pluginName(plugin)] = true
 		if name := pluginName(plugin); len(names) == 0 || slices.Contains(names, name) {
-			r, err := pluginResource(s, plugin)
+			r, err := v.pluginResource(plugin)
 			if err != nil {
 				return nil, err
 			}
@@ -139,20 +140,38 @@ func Extensions(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource
 	return append(out, patched...), err
 }
 
-// pluginKey is all that a plugin's configuration depends on.
+// pluginKey is all that a plugin's configuration depends on, where no Secret is in it.
 type pluginKey struct{ resource *config.Resource }
 
-func pluginResource(s *snapshot.Snapshot, p snapshot.Plugin) (*xds.Resource, error) {
-	return s.Cache.Get(pluginKey{p.Resource}, func() (*xds.Resource, error) {
-		return xds.NewResource(pluginName(p), &corev3.TypedExtensionConfig{Name: pluginName(p), TypedConfig: pluginFilter(p)})
-	})
+// pluginResource is kept for all proxies, unless a Secret is in it: that is made for each anew.
+func (v view) pluginResource(p snapshot.Plugin) (*xds.Resource, error) {
+	secret := v.registries(p)
+	build := func() (*xds.Resource, error) {
+		return xds.NewResource(pluginName(p), &corev3.TypedExtensionConfig{Name: pluginName(p), TypedConfig: pluginFilter(p, secret)})
+	}
+	if secret != nil {
+		return build()
+	}
+	return v.s.Cache.Get(pluginKey{p.Resource}, build)
 }
 
-func pluginFilter(p snapshot.Plugin) *anypb.Any {
+// registries is the Secret that a plugin's module is pulled with, if the proxy proved to be one that may have it. (That the
+// plugin is for the proxy was seen to before.)
+func (v view) registries(p snapshot.Plugin) []byte {
+	if !v.mayHaveSecrets() {
+		return nil
+	}
+	if secret := v.own(v.s.Registries(p)); secret != nil {
+		return secret.Registries
+	}
+	return nil
+}
+
+func pluginFilter(p snapshot.Plugin, secret []byte) *anypb.Any {
 	plugin := &wasmv3.PluginConfig{
 		Name:          p.Namespace + "." + p.Name,
 		RootId:        p.Spec.GetPluginName(),
-		Vm:            &wasmv3.PluginConfig_VmConfig{VmConfig: pluginVM(p)},
+		Vm:            &wasmv3.PluginConfig_VmConfig{VmConfig: pluginVM(p, secret)},
 		FailurePolicy: failurePolicies[p.Spec.GetFailStrategy()],
 	}
 	if c := p.Spec.GetPluginConfig(); c != nil {
@@ -173,7 +192,7 @@ var failurePolicies = map[extensions.FailStrategy]wasmv3.FailurePolicy{
 	extensions.FailStrategy_FAIL_RELOAD: wasmv3.FailurePolicy_FAIL_RELOAD,
 }
 
-func pluginVM(p snapshot.Plugin) *wasmv3.VmConfig {
+func pluginVM(p snapshot.Plugin, secret []byte) *wasmv3.VmConfig {
 	vm := &wasmv3.VmConfig{Runtime: "envoy.wasm.runtime.v8", EnvironmentVariables: &wasmv3.EnvironmentVariables{KeyValues: map[string]string{}}}
 	for _, e := range p.Spec.GetVmConfig().GetEnv() {
 		if e.GetValueFrom() == extensions.EnvValueSource_HOST {
@@ -195,6 +214,9 @@ func pluginVM(p snapshot.Plugin) *wasmv3.VmConfig {
 	vm.EnvironmentVariables.KeyValues[versionHint] = pluginVersion(p)
 	if policy := p.Spec.GetImagePullPolicy(); policy != extensions.PullPolicy_UNSPECIFIED_POLICY {
 		vm.EnvironmentVariables.KeyValues[pullPolicyHint] = policy.String()
+	}
+	if secret != nil {
+		vm.EnvironmentVariables.KeyValues[pullSecretHint] = string(secret)
 	}
 	vm.Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Remote{Remote: &corev3.RemoteDataSource{
 		HttpUri: &corev3.HttpUri{Uri: url, Timeout: duration(pluginFetch), HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: "_"}},

@@ -153,10 +153,11 @@ func (redirect) routeNames(v view) []string {
 	seen := map[string]bool{}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			name := gateRoute(svc, port)
-			if port.Protocol.MayBeHTTP() && !seen[name] && v.scope.SeesAt(svc, port.Number) {
-				seen[name] = true
-				out = append(out, name)
+			for _, name := range gateRoutes(svc, port) {
+				if port.Protocol.MayBeHTTP() && !seen[name] && v.scope.SeesAt(svc, port.Number) {
+					seen[name] = true
+					out = append(out, name)
+				}
 			}
 		}
 	}
@@ -239,7 +240,7 @@ func (redirect) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 		out = append(out, c)
 	}
 	for _, name := range []string{inboundPassthroughCluster, PassthroughCluster} {
-		c := &clusterv3.Cluster{Name: name, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil)}
+		c := &clusterv3.Cluster{Name: name, ConnectTimeout: s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil), Metadata: noService(name)}
 		originalDestination(c)
 		setHTTPOptions(c, asCalled())
 		out = append(out, c)

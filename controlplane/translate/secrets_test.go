@@ -50,6 +50,7 @@ func TestNothingThatIsSaidOfASecretShowsIt(t *testing.T) {
 	for _, document := range []string{
 		"data: {tls.crt: %s, tls.key: %[1]s}", "data: %s", "data: [%s]", "data:\n  tls.key: %s\n tls.crt: x", "stringData: {tls.crt: %s}",
 		"stringData: {tls.crt: %s, tls.key: '-----BEGIN %[1]s'}", "data: {tls.key: [%s]}", "type: %s\nspec: %[1]s", "data: {tls.key: \"%s}",
+		"data: {.dockerconfigjson: %s}", "stringData: {.dockerconfigjson: '{\"auths\": \"%s\"}'}", "stringData: {.dockerconfigjson: '{\"auths\": {\"a\": {\"auth\": \"%s\"}}}'}",
 	} {
 		text := "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n" + fmt.Sprintf(document, marked)
 		resources, problems := config.Parse("s.yaml", []byte(text))

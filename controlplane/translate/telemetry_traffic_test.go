@@ -80,7 +80,7 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 				go func() { defer c.Close(); _, _ = io.Copy(c, c) }()
 			}
 		}()
-		client, server := w.proxy(clientNode+" version=v7", "front/client"), w.proxy(serverNode, "back/server")
+		client, server := w.proxy(clientNode+" version=v7 CLUSTER_ID=east", "front/client"), w.proxy(serverNode, "back/server")
 		const known = "client"
 		caller := known
 		if version != testenv.EnvoyVersion {
@@ -92,15 +92,16 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 		both := []string{"destination_workload=server-1", "destination_workload_namespace=back", "destination_app=server", "destination_version=v1",
 			"destination_service=server.back.svc.cluster.local", "destination_service_name=server", "destination_service_namespace=back",
 			"destination_canonical_service=server", "destination_canonical_revision=v1", "request_protocol=http", "response_flags=-",
-			"source_principal=spiffe://cluster.local/ns/front/sa/client", "destination_principal=spiffe://cluster.local/ns/back/sa/server"}
+			"source_principal=spiffe://cluster.local/ns/front/sa/client", "destination_principal=spiffe://cluster.local/ns/back/sa/server",
+			"destination_cluster=Kubernetes"}
 		client.counts("1", "envoy_istio_requests_total", append(both, "reporter=source", "response_code=200", "source_workload=client",
-			"source_workload_namespace=front", "source_app=client", "source_canonical_service=client", "source_version=v7", "connection_security_policy=unknown")...)
+			"source_workload_namespace=front", "source_app=client", "source_canonical_service=client", "source_version=v7", "source_cluster=east", "connection_security_policy=unknown")...)
 		client.counts("1", "envoy_istio_requests_total", append(both, "reporter=source", "response_code=418")...)
 		server.counts("1", "envoy_istio_requests_total", append(both, "reporter=destination", "response_code=200",
 			"source_workload="+caller, "connection_security_policy=mutual_tls")...)
 		if caller == known {
 			server.counts("1", "envoy_istio_requests_total", "response_code=418", "source_workload=client", "source_workload_namespace=front",
-				"source_app=client", "source_version=v7", "source_canonical_service=client", "source_canonical_revision=v7")
+				"source_app=client", "source_version=v7", "source_canonical_service=client", "source_canonical_revision=v7", "source_cluster=east")
 		}
 		for _, metric := range []string{"request_duration_milliseconds", "request_bytes", "response_bytes"} {
 			server.counts("1", "envoy_istio_"+metric+"_count", "reporter=destination", "response_code=200", "source_workload="+caller,
@@ -109,7 +110,8 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 
 		// In plaintext nobody's word is taken.
 		w.expect(200, `peer=""`, func() answer { return w.through("", "http://NET.2.1:8080/x", "X-Pilotfish-Peer=a;b;c;d;e;f") })
-		server.counts("1", "envoy_istio_requests_total", "connection_security_policy=none", "source_workload=unknown", "source_principal=unknown")
+		server.counts("1", "envoy_istio_requests_total", "connection_security_policy=none", "source_workload=unknown", "source_principal=unknown",
+			"source_cluster=unknown", "source_canonical_revision=latest")
 
 		// Who has a certificate and no sidecar may say anything; what is no name is none, and long ones end.
 		for _, lie := range []string{"a\xffb;c;d;e;f;g", `a"b;c;d;e;f;g`, "nothing of the sort", strings.Repeat("x", 5000) + ";y"} {
@@ -125,10 +127,20 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 		}
 
 		w.talk("NET.1.16:3306", "hello")
-		client.counts("1", "envoy_istio_tcp_connections_opened_total", "reporter=source", "destination_workload=server-1", "request_protocol=tcp")
+		client.counts("1", "envoy_istio_tcp_connections_opened_total", "reporter=source", "destination_workload=server-1", "request_protocol=tcp",
+			"destination_cluster=Kubernetes")
 		client.counts("1", "envoy_istio_tcp_connections_closed_total", "reporter=source", "destination_service_name=server")
 		server.counts("5", "envoy_istio_tcp_received_bytes_total", "source_principal=spiffe://cluster.local/ns/front/sa/client", "connection_security_policy=mutual_tls")
 		server.counts("5", "envoy_istio_tcp_sent_bytes_total", "reporter=destination", "destination_service_name=server")
+
+		// Of what is outside nothing is known but that.
+		w.expect(503, "", func() answer { return w.through(clientPort, "http://NET.5.1:8080/") })
+		unknown := []string{"destination_workload=unknown", "destination_workload_namespace=unknown", "destination_service=unknown",
+			"destination_service_name=PassthroughCluster", "destination_service_namespace=unknown"}
+		client.counts("1", "envoy_istio_request_bytes_count", append(unknown, "response_code=503")...)
+		client.counts("1", "envoy_istio_requests_total", append(unknown, "response_code=503", "destination_app=unknown", "destination_version=unknown",
+			"destination_canonical_service=unknown", "destination_canonical_revision=latest", "destination_cluster=unknown",
+			"destination_principal=unknown", "source_principal=unknown")...)
 
 		// A document changes labels, and turns one metric off on one side.
 		w.change(`

@@ -42,6 +42,8 @@ type connection struct {
 	settle    *time.Timer // running while removals wait for a reconnecting client's other requests
 	settling  bool
 	hold      *time.Timer // running while what is noted waits for the client's answers
+	rest      *time.Timer // running while the client's requests are not read
+	resting   bool
 	deferred  []*request  // of a client that came back, which wait for its request for clusters
 	late      *time.Timer // running while there are any
 	arriving  bool        // what is answered is the first request for a type
@@ -59,7 +61,7 @@ type connection struct {
 	mu    sync.Mutex
 	subs  map[string]*subscription
 	dirty map[string]Touched // what the client may lack, by type
-	// taking: a push is no longer pending, and what it means is not noted yet.
+	// taking: a push is no longer pending, or an answer no longer awaited, and what it means is not noted or sent yet.
 	taking bool
 }
 
@@ -145,6 +147,8 @@ func (c *connection) run(first *request) error {
 	defer c.hold.Stop()
 	c.late = time.NewTimer(time.Hour)
 	defer c.late.Stop()
+	c.rest = time.NewTimer(time.Hour)
+	defer c.rest.Stop()
 	c.log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.wire.protocol())
 	err = c.handle(first)
 	if err == nil {
@@ -179,8 +183,10 @@ func (c *connection) loop() error {
 		case <-c.server.stopping:
 			return errStopping
 		case err = <-c.recvErr:
-		case r := <-c.requests:
-			err = c.handle(r)
+		case r := <-c.readable():
+			err = c.rested(r, c.handle)
+		case <-c.rest.C:
+			c.resting = false
 		case f := <-c.calls:
 			f()
 		case <-c.settle.C:
@@ -212,8 +218,8 @@ func (c *connection) leave() error {
 func (c *connection) drainRequests() error {
 	for {
 		select {
-		case r := <-c.requests:
-			if err := c.handle(r); err != nil {
+		case r := <-c.readable():
+			if err := c.rested(r, c.handle); err != nil {
 				return err
 			}
 		default:
@@ -238,6 +244,7 @@ func (c *connection) handle(r *request) error {
 }
 
 func (c *connection) handleNow(r *request) error {
+	defer c.take()()
 	sub, known := c.subs[r.typeURL]
 	c.arriving = !known || !sub.asked
 	defer func() { c.arriving = false }()
@@ -259,6 +266,17 @@ func (c *connection) tooEarly(r *request) bool {
 		return r.resumes || len(c.deferred) > 0 || c.wire.protocol() == deltaProtocol && r.typeURL != ListenerType && !listens
 	}
 	return false
+}
+
+// take has nobody believe, until what it returns is called, that nothing waits to be sent.
+func (c *connection) take() (taken func()) {
+	set := func(taking bool) {
+		c.mu.Lock()
+		c.taking = taking
+		c.mu.Unlock()
+	}
+	set(true)
+	return func() { set(false) }
 }
 
 func (c *connection) handleDeferred() error {

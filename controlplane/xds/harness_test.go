@@ -29,7 +29,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const deadline = 10 * time.Second
 
-// world is a State: by type and name, what a resource says. A cluster whose content begins with "eds" has an assignment.
+// world is a State: by type and name, what a resource says. A cluster whose content begins with "eds" has an assignment, and
+// a route configuration whose content begins with "apart" has its virtual hosts apart.
 type world map[string]map[string]string
 
 // cds, eds, lds, rds and nds shorten tables.
@@ -68,6 +69,7 @@ func (w world) resource(typeURL, name string) *Resource {
 	if typeURL == cds && strings.HasPrefix(content, "eds") {
 		r.Endpoints = name
 	}
+	r.HostsApart = typeURL == rds && strings.HasPrefix(content, "apart")
 	return r
 }
 
@@ -96,6 +98,15 @@ type fake struct {
 	calls  int
 	broken func(typeURL string) error
 	nodes  []string
+	blames time.Duration // how long it takes to find what a refused resource was made of
+}
+
+func (f *fake) Blame(State, string, []string, string, time.Time) []Blamed {
+	f.mu.Lock()
+	takes := f.blames
+	f.mu.Unlock()
+	time.Sleep(takes)
+	return nil
 }
 
 func (f *fake) Connect(_ context.Context, node *corev3.Node, _ Peer) (Proxy, error) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,6 +28,17 @@ func TestRejectionIsRecordedWithReasonTimeAndNames(t *testing.T) {
 		"pilot_total_xds_rejects{type=\"lds\"} 1\n"
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "pilot_total_xds_rejects"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestReasonIsKeptAsFarAsItCanBeShown(t *testing.T) {
+	for length, want := range map[int]int{0: 0, maxReason: maxReason, maxReason + 10: maxReason + len(" … and 10 bytes more")} {
+		if got := len(bounded(strings.Repeat("x", length))); got != want {
+			t.Errorf("of %d bytes %d are kept, and not %d", length, got, want)
+		}
+	}
+	if got := bounded(strings.Repeat("…", maxReason)); !utf8.ValidString(got) || !strings.HasSuffix(got, " bytes more") {
+		t.Errorf("a character is cut: %q", got[maxReason-10:])
 	}
 }
 

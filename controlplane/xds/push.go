@@ -10,14 +10,7 @@ import (
 // takePush makes the newest state the client's, and notes what it may lack of it. A change that came while others wait to
 // be sent is sent with them.
 func (c *connection) takePush() {
-	c.mu.Lock()
-	c.taking = true
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		c.taking = false
-		c.mu.Unlock()
-	}()
+	defer c.take()()
 	p := c.takePending()
 	if p == nil {
 		return

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -41,6 +42,7 @@ type subscription struct {
 	acked       *sent
 	ackedAt     time.Time
 	rejection   *Rejection // the last one
+	refusals    int        // in a row, without anything that was accepted
 }
 
 // sent is a response that was sent.
@@ -224,7 +226,7 @@ func (s *subscription) settle(nonce string) *sent {
 }
 
 func (s *subscription) ack(b *sent) {
-	s.acked, s.ackedAt = b.told(), time.Now()
+	s.acked, s.ackedAt, s.refusals = b.told(), time.Now(), 0
 	if len(s.refused) > 0 {
 		s.pardon(b.resources)
 	}
@@ -250,7 +252,7 @@ func (s *subscription) pardon(accepted []*Resource) {
 }
 
 func (s *subscription) nack(b *sent, reason string) *Rejection {
-	rejection := &Rejection{At: time.Now(), Reason: reason, Nonce: b.nonce, Version: b.version}
+	rejection := &Rejection{At: time.Now(), Reason: bounded(reason), Nonce: b.nonce, Version: b.version}
 	alone := len(b.resources) == 1
 	for _, res := range b.resources {
 		suspect := alone || mentions(reason, res.Name)
@@ -277,7 +279,20 @@ func (s *subscription) nack(b *sent, reason string) *Rejection {
 	}
 	slices.Sort(rejection.Resources)
 	s.rejection = rejection
+	s.refusals++
 	return rejection
+}
+
+// maxReason bounds what is kept of a reason. One of Envoy's names each resource of a response that it refuses, and has what a
+// filter says of its configuration, which may be as long as that.
+const maxReason = 16 << 10
+
+// bounded is a reason that can be kept, and shown, for as long as it holds.
+func bounded(reason string) string {
+	if len(reason) <= maxReason {
+		return reason
+	}
+	return strings.ToValidUTF8(reason[:maxReason], "") + fmt.Sprintf(" … and %d bytes more", len(reason)-maxReason)
 }
 
 // mentions says whether a reason names the resource, as a word of its own.

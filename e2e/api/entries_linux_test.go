@@ -57,6 +57,43 @@ spec: {hosts: [$HOST.example], http: [{headers: {request: {set: {x-seen: "yes"}}
 			got, err := w.ask("client", request{URL: "http://" + w.outsideAddress() + ":" + w.outside[portHTTP] + "/", Host: host + ".example"})
 			return is(err == nil && got.Server == "outside" && got.Echo.Header.Get("X-Seen") == "yes", "%s %v", toJSON(got), err)
 		}},
+		{name: "blocks of addresses", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST.example]
+  addresses: [240.66.0.0/16, 240.67.0.1]
+  location: MESH_EXTERNAL
+  resolution: STATIC
+  ports: [{number: 9100, name: tcp, protocol: TCP, targetPort: 9000}, {number: 9101, name: any, targetPort: 8081}]
+  endpoints: [{address: $V1}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST-narrow}
+spec:
+  hosts: [$HOST.narrow.example]
+  addresses: [240.66.7.0/24]
+  location: MESH_EXTERNAL
+  resolution: STATIC
+  ports: [{number: 9100, name: tcp, protocol: TCP, targetPort: 9000}]
+  endpoints: [{address: $V2}]
+`, check: func(w *world, host string) error {
+			for address, server := range map[string]string{"240.66.1.9": "v1", "240.67.0.1": "v1", "240.66.7.9": "v2"} {
+				heard, err := w.say("client", address+":9100", "hello", 1)
+				if err != nil || heard[0] != server+" heard hello" {
+					return fmt.Errorf("%s: %q %w", address, heard, err)
+				}
+			}
+			for _, address := range []string{"240.66.1.9", "240.67.0.1"} {
+				got, err := w.ask("client", request{URL: "http://" + address + ":9101/", Host: host + ".example:9101"})
+				if err != nil || got.Server != "v1" {
+					return fmt.Errorf("%s: %s %w", address, toJSON(got), err)
+				}
+			}
+			return nil
+		}},
 		{name: "addresses given out by the mesh", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -129,6 +166,15 @@ spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["default/
 			}
 			_, err := w.expect(200, "other", "http://"+host+".default/")
 			return err
+		}},
+		{name: "bootstrap as patches say", ports: []string{"http"}, check: func(w *world, _ string) error {
+			for from, patched := range map[string]bool{"other": true, "guarded": false} {
+				got, err := w.expect(200, from, "http://127.0.0.1:15000/clusters")
+				if err != nil || strings.Contains(got.Body, "from-a-patch::") != patched || !strings.Contains(got.Body, "xds-grpc::") {
+					return fmt.Errorf("%s: %s %w", from, got.Body, err)
+				}
+			}
+			return nil
 		}},
 		{name: "proxyconfig when a sidecar starts", ports: []string{"http"}, check: func(w *world, _ string) error {
 			got, err := w.expect(200, "other", "http://127.0.0.1:15000/server_info")

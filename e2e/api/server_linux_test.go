@@ -101,6 +101,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(answeringModule())
 		return
 	}
+	if strings.HasPrefix(r.URL.Path, "/v2/") {
+		serveImage(w, r)
+		return
+	}
 	body, _ := io.ReadAll(r.Body)
 	if s.collected.keeps(r.URL.Path, body) {
 		w.WriteHeader(http.StatusAccepted)

@@ -111,7 +111,42 @@ spec:
 			got, err := w.expect(http.StatusTeapot, "client", "http://guarded.default/")
 			return is(err == nil && got.Body == "wasm", "%s %v", toJSON(got), err)
 		}},
+		{name: "wasm plugin from a registry that asks for a password", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {name: $HOST}
+spec:
+  selector: {matchLabels: {app: guarded}}
+  url: oci://$OUTSIDE:$OUTSIDE_HTTP` + imagePath + `
+  imagePullSecret: $HOST
+  phase: AUTHZ
+  match: [{mode: SERVER, ports: [{number: 8080}]}]
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: $HOST}
+type: kubernetes.io/dockerconfigjson
+stringData: {.dockerconfigjson: '{"auths": {"$OUTSIDE:$OUTSIDE_HTTP": {"username": "` + registryUser + `", "password": "` + registryPassword + `"}}}'}
+`, check: func(w *world, _ string) error {
+			got, err := w.expect(http.StatusTeapot, "client", "http://guarded.default/")
+			if err != nil || got.Body != "wasm" {
+				return fmt.Errorf("%s %w", toJSON(got), err)
+			}
+			return w.keepsToItself(registryPassword)
+		}},
 	})
+}
+
+// keepsToItself says where a word is to be seen: in what the guarded workload's Envoy has, or in what is said of it.
+func (w *world) keepsToItself(word string) error {
+	got, err := w.get("guarded", "http://127.0.0.1:15000/config_dump?include_eds")
+	if err == nil && !strings.Contains(got.Body, "wasm") {
+		err = fmt.Errorf("there are no plugins in %.200s", got.Body)
+	}
+	if err != nil || strings.Contains(got.Body, word) {
+		return fmt.Errorf("Envoy has it: %w", err)
+	}
+	return is(w.logged(regexp.QuoteMeta(word)) != nil, "it is in the log")
 }
 
 // TestMeshConfigurationIsFollowed: what its file says is in force soon after, and what it said no longer.

@@ -59,6 +59,16 @@ kind: ProxyConfig
 metadata: {name: other, namespace: other}
 spec: {selector: {matchLabels: {app: other}}, concurrency: 1, environmentVariables: {ISTIO_META_SAID_BY: proxyconfig}}
 ---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: other, namespace: other}
+spec: {configPatches: [{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {static_resources: {clusters: [{name: from-a-patch, type: STATIC, connect_timeout: 1s}]}}}}]}
+---
+apiVersion: networking.istio.io/v1beta1
+kind: ProxyConfig
+metadata: {name: guarded}
+spec: {selector: {matchLabels: {app: guarded}}, environmentVariables: {WASM_INSECURE_REGISTRIES: "*"}}
+---
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: collector}
@@ -182,6 +192,15 @@ func startWorld(t *testing.T, envoy string) *world {
 	}
 	w := &world{envoy: envoy, dir: dir, ca: testpki.New(t, "outside"), outside: map[int]string{}, collected: &collector{}, alone: map[string]*sync.Mutex{},
 		later: map[string]string{}, since: map[string]time.Time{}, ended: make(chan error, 1)}
+	running := false
+	defer func() {
+		if running {
+			return
+		}
+		if err := errors.Join(w.clean()...); err != nil {
+			t.Error(err)
+		}
+	}()
 	text := strings.NewReplacer("NAME", "api-"+strings.ReplaceAll(envoy, ".", "-"), "PORTS", serverPorts, "MESH", meshFile, "GUEST", guest).Replace(topology)
 	certificate, key := w.ca.Server(t, "server.example", "*.tls.example", "outside.example")
 	w.certificate, w.key = certificate, key
@@ -218,6 +237,7 @@ func startWorld(t *testing.T, envoy string) *world {
 	w.ctx, w.stop = context.WithCancel(context.Background())
 	go w.keepLog(filepath.Join(dir, "log"))
 	go func() { w.ended <- w.Run(w.ctx) }()
+	running = true
 	return w
 }
 
@@ -270,13 +290,18 @@ func closeWorlds() error {
 		w.stop()
 	}
 	for _, w := range worlds {
-		errs = append(errs, <-w.ended)
-		for _, f := range w.onEnd {
-			errs = append(errs, f())
-		}
-		errs = append(errs, os.RemoveAll(w.dir))
+		errs = append(append(errs, <-w.ended), w.clean()...)
 	}
 	return errors.Join(errs...)
+}
+
+// clean takes away what a mesh leaves behind that does not run, or no longer.
+func (w *world) clean() []error {
+	var errs []error
+	for _, f := range w.onEnd {
+		errs = append(errs, f())
+	}
+	return append(errs, os.RemoveAll(w.dir))
 }
 
 // lock keeps other rows that name the same thing waiting, until unlock.

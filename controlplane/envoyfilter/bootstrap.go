@@ -1,0 +1,21 @@
+package envoyfilter
+
+import (
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// Bootstrap is what the patches merge into the bootstrap of a sidecar, or of a gateway; nil when that is nothing.
+func (s *Set) Bootstrap(gateway bool) *bootstrapv3.Bootstrap {
+	var out *bootstrapv3.Bootstrap
+	for _, p := range s.of(networking.EnvoyFilter_BOOTSTRAP) {
+		if p.on(Gateway) != gateway && p.match.GetContext() != networking.EnvoyFilter_ANY || p.match.GetContext() == networking.EnvoyFilter_WAYPOINT {
+			continue
+		}
+		if out == nil {
+			out = &bootstrapv3.Bootstrap{}
+		}
+		merge(out, p.value)
+	}
+	return out
+}

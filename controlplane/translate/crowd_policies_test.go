@@ -1,0 +1,95 @@
+package translate_test
+
+import "fmt"
+
+// crowdPolicies are edits of who may call, of what is seen of it, and of what is changed in what was made.
+var crowdPolicies = []func(crowd) string{
+	crowd.authorization, crowd.authorization, crowd.authentication, crowd.peers, crowd.telemetry, crowd.telemetry,
+	crowd.filter, crowd.filter, crowd.plugin, crowd.proxyConfig, crowd.group, crowd.secret, crowd.mesh, crowd.keysOfIssuers,
+}
+
+func ofSecurity(kind, name, namespace, spec string) string {
+	return document("security.istio.io/v1", kind, name, namespace, spec)
+}
+
+func (c crowd) authorization() string {
+	rule := c.of("to: [{operation: {paths: [/x], ports: ['80']}}]", "from: [{source: {namespaces: [one]}}]", "from: [{source: {principals: ['cluster.local/ns/one/sa/a']}}]",
+		"when: [{key: 'request.auth.claims[iss]', values: [i0]}]", "to: [{operation: {hosts: [a.example]}}]", "from: [{source: {serviceAccounts: [one/a]}}]")
+	return ofSecurity("AuthorizationPolicy", c.numbered("p", 4), c.anyNamespace(), fmt.Sprintf("%s%s, rules: [{%s}]", c.selector(),
+		c.of("action: ALLOW", "action: DENY", "action: AUDIT", "action: CUSTOM, provider: {name: checked}"), rule))
+}
+
+func (c crowd) authentication() string {
+	return ofSecurity("RequestAuthentication", c.numbered("j", 3), c.anyNamespace(), fmt.Sprintf("%sjwtRules: [{issuer: i%d, jwksUri: 'https://%s/keys'%s}]",
+		c.selector(), c.IntN(3), c.of("a.example", "red.one.svc.cluster.local", "b.example:81"), c.rarely(", forwardOriginalToken: true")))
+}
+
+func (c crowd) peers() string {
+	some := c.of("", "", "selector: {matchLabels: {app: a}}, portLevelMtls: {81: {mode: DISABLE}}, ", "selector: {matchLabels: {app: b}}, ")
+	return ofSecurity("PeerAuthentication", c.of("default", "q"), c.anyNamespace(), some+"mtls: {mode: "+c.of("STRICT", "PERMISSIVE", "DISABLE", "UNSET")+"}")
+}
+
+func (c crowd) telemetry() string {
+	return document("telemetry.istio.io/v1", "Telemetry", c.of("t", "u"), c.anyNamespace(), c.of("", "selector: {matchLabels: {app: a}}, ", "targetRefs: [{kind: Service, group: '', name: red}], ")+
+		c.of("accessLogging: [{providers: [{name: envoy}]}]", "accessLogging: [{disabled: true}]", "accessLogging: [{providers: [{name: logs}], filter: {expression: 'response.code >= 400'}}]",
+			"tracing: [{providers: [{name: spans}], randomSamplingPercentage: 50}]", "metrics: [{providers: [{name: prometheus}]}]",
+			"metrics: [{providers: [{name: prometheus}], overrides: [{match: {metric: REQUEST_COUNT, mode: CLIENT}, tagOverrides: {x: {value: \"'y'\"}}}]}]", "metrics: [{overrides: [{disabled: true}]}]"))
+}
+
+func (c crowd) filter() string {
+	patch := c.of(
+		"{applyTo: CLUSTER, match: {cluster: {service: a.example}}, patch: {operation: MERGE, value: {connect_timeout: 3s}}}",
+		"{applyTo: CLUSTER, match: {cluster: {portNumber: 81, subset: v1}}, patch: {operation: REMOVE}}",
+		"{applyTo: CLUSTER, match: {context: GATEWAY}, patch: {operation: ADD, value: {name: extra, type: STATIC, connect_timeout: 1s}}}",
+		"{applyTo: VIRTUAL_HOST, match: {routeConfiguration: {vhost: {name: 'a.example:80'}}}, patch: {operation: MERGE, value: {retry_policy: {num_retries: 3}}}}",
+		"{applyTo: VIRTUAL_HOST, match: {context: SIDECAR_OUTBOUND}, patch: {operation: ADD, value: {name: more, domains: [more.example], routes: []}}}",
+		"{applyTo: VIRTUAL_HOST, match: {routeConfiguration: {vhost: {name: 'b.example:80'}}}, patch: {operation: REMOVE}}",
+		"{applyTo: ROUTE_CONFIGURATION, match: {routeConfiguration: {portNumber: 80}}, patch: {operation: MERGE, value: {most_specific_header_mutations_wins: true}}}",
+		"{applyTo: LISTENER, match: {listener: {portNumber: 80}}, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 1000}}}",
+		"{applyTo: LISTENER, match: {context: SIDECAR_INBOUND}, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 2000}}}",
+		"{applyTo: FILTER_CHAIN, match: {context: SIDECAR_OUTBOUND, listener: {portNumber: 81}}, patch: {operation: REMOVE}}",
+		"{applyTo: HTTP_FILTER, match: {context: SIDECAR_OUTBOUND, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager, subFilter: {name: envoy.filters.http.router}}}}}, patch: {operation: INSERT_BEFORE, value: {name: lua, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua}}}}",
+		"{applyTo: HTTP_ROUTE, match: {routeConfiguration: {vhost: {route: {action: ANY}}}}, patch: {operation: MERGE, value: {stat_prefix: x}}}",
+		"{applyTo: EXTENSION_CONFIG, patch: {operation: ADD, value: {name: own, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua}}}}")
+	return document("networking.istio.io/v1alpha3", "EnvoyFilter", c.of("f", "g"), c.anyNamespace(), c.of("", "workloadSelector: {labels: {app: a}}, ", "priority: 5, ",
+		"targetRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: edge}], ")+"configPatches: ["+patch+"]")
+}
+
+func (c crowd) plugin() string {
+	return document("extensions.istio.io/v1alpha1", "WasmPlugin", c.numbered("w", 2), c.anyNamespace(), c.selector()+
+		c.of("", "phase: AUTHN, ", "type: NETWORK, ", "match: [{mode: CLIENT}], ", "match: [{ports: [{number: 80}]}], ", "priority: 7, ")+c.of("url: 'file:///a.wasm'", "url: 'oci://registry.example/b:1'"))
+}
+
+func (c crowd) proxyConfig() string {
+	return document("networking.istio.io/v1beta1", "ProxyConfig", c.of("c", "d"), c.anyNamespace(), c.of("", "selector: {matchLabels: {app: a}}, ")+
+		c.of("concurrency: 2", "concurrency: 0", "environmentVariables: {A: b}"))
+}
+
+func (c crowd) group() string {
+	return ofNetworking("WorkloadGroup", c.numbered("wg", 2), c.namespace(), fmt.Sprintf("metadata: {labels: %s}, template: {serviceAccount: a%s}", c.labels(), c.maybe(", ports: {p80: 8080}")))
+}
+
+func (c crowd) secret() string {
+	data := c.of("{tls.crt: $CERTIFICATE, tls.key: $KEY}", "{ca.crt: $AUTHORITY}", "{tls.crt: $CERTIFICATE, tls.key: $KEY, ca.crt: $AUTHORITY}")
+	return fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s, namespace: %s}\ndata: %s", c.of("cred", "cred-cacert"), c.anyNamespace(), data)
+}
+
+// mesh is another configuration of the mesh.
+func (c crowd) mesh() string {
+	return meshEdit + c.of("{}", "rootNamespace: one", "outboundTrafficPolicy: {mode: REGISTRY_ONLY}", "accessLogFile: /dev/stdout", "enableAutoMtls: false", "enableTracing: true",
+		"defaultServiceExportTo: ['.']", "defaultVirtualServiceExportTo: ['.']", "defaultDestinationRuleExportTo: ['.']", "h2UpgradePolicy: UPGRADE", "trustDomainAliases: [old.example]",
+		"extensionProviders: [{name: checked, envoyExtAuthzGrpc: {service: a.example, port: 80}}]", "extensionProviders: [{name: checked, envoyExtAuthzHttp: {service: one/b.example, port: 81}}]",
+		"extensionProviders: [{name: logs, envoyOtelAls: {service: red.one.svc.cluster.local, port: 80}}, {name: spans, opentelemetry: {service: b.example, port: 81}}]",
+		"meshMTLS: {minProtocolVersion: TLSV1_3}", "localityLbSetting: {enabled: true, failover: [{from: r1, to: r2}]}", "defaultProviders: {metrics: [prometheus]}", "trustDomain: other.example")
+}
+
+// keysOfIssuers are as they were fetched.
+func (c crowd) keysOfIssuers() string {
+	return keysEdit + c.of("", "https://a.example/keys", "https://b.example:81/keys", "https://red.one.svc.cluster.local/keys") + " " + c.of("1", "2")
+}
+
+// What an edit that is no document begins with.
+const (
+	meshEdit = "MeshConfig: "
+	keysEdit = "Keys: "
+)

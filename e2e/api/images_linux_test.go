@@ -1,0 +1,56 @@
+package api
+
+import (
+	"net/http"
+	"strings"
+
+	containers "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+)
+
+// What the registry of every server asks for, and its image.
+const (
+	registryUser, registryPassword = "puller", "known-to-the-secret-alone"
+	imagePath                      = "/private/answer:v1"
+)
+
+// serveImage is a registry with one image, the module, for who knows the password.
+func serveImage(w http.ResponseWriter, r *http.Request) {
+	if user, password, _ := r.BasicAuth(); user != registryUser || password != registryPassword {
+		w.Header().Set("WWW-Authenticate", `Basic realm="images"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	layer := static.NewLayer(answeringModule(), "application/vnd.module.wasm.content.layer.v1+wasm")
+	image, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	content, kind, err := partOf(image, r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:])
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", kind)
+	_, _ = w.Write(content)
+}
+
+// partOf is an image's configuration or layer, by digest, or else its manifest.
+func partOf(image containers.Image, digest string) (content []byte, kind string, err error) {
+	manifest, err := image.Manifest()
+	if err != nil {
+		return nil, "", err
+	}
+	switch digest {
+	case manifest.Config.Digest.String():
+		content, err = image.RawConfigFile()
+		return content, string(manifest.Config.MediaType), err
+	case manifest.Layers[0].Digest.String():
+		return answeringModule(), string(manifest.Layers[0].MediaType), nil
+	}
+	content, err = image.RawManifest()
+	return content, string(manifest.MediaType), err
+}
