@@ -170,6 +170,7 @@ func (a *Agent) makeParts() ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.settled.giveUp = server.Rest
 	parts = append(parts, a.control.part(), a.levels.part())
 	if health := a.newHealthCheck(relay.ReportHealth); health != nil {
 		parts = append(parts, health.part())

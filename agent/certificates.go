@@ -63,7 +63,7 @@ func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
 		Address: c.Address,
 		CAServer: sds.CAServer{
 			Plaintext: c.Plaintext,
-			TLS:       sds.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile},
+			TLS:       sds.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile, Policy: a.Config.TLSPolicy},
 			TokenFile: c.TokenFile,
 			Token:     a.token(),
 			ClusterID: id.ClusterID,

@@ -178,3 +178,21 @@ func TestUnknownCommandIsAnErrorOfUsage(t *testing.T) {
 		r.endsWith(2, "pilotfish-agent: unknown ")
 	}
 }
+
+// TestEveryCommandTakesTheGlobalFlags of Istio's agent, before its name and after it, with values beside them.
+func TestEveryCommandTakesTheGlobalFlags(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"--log_output_level", "default:debug", "--vklog", "3", "proxy", "sidecar", "--dry-run"},
+		{"proxy", "sidecar", "--vklog", "3", "--tokenManagerPlugin", "none", "--log_caller", "all", "--dry-run"},
+		{"--log_as_json", "version", "--log_target", "stdout"},
+		{"completion", "bash", "--log_stacktrace_level", "default:none"},
+		{"config", "--vklog=3"},
+	} {
+		s := &setup{dir: t.TempDir(), args: args, env: []string{asAgent + "=1"}}
+		r := s.start(t)
+		r.endsWith(0, "")
+	}
+	s := &setup{dir: t.TempDir(), args: []string{"--log_as_json", "wait", "--vklog", "3", "--timeoutSeconds", "1", "--periodMillis", "100", "--url", "http://127.0.0.1:1/"}, env: []string{asAgent + "=1"}}
+	s.start(t).endsWith(255, "not ready after 1s")
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -65,6 +66,7 @@ type proxyOptions struct {
 	dryRun bool
 	format string
 	log    logOptions
+	await  func() []netip.Addr // see Inputs.AwaitAddress
 }
 
 func (o *proxyOptions) addTo(f *pflag.FlagSet) {
@@ -82,18 +84,13 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a whole bootstrap, in JSON or YAML")
 	f.BoolVar(&o.flags.Profiling, "profiling", true, "offer profiles of the agent on the status port, to loopback")
 	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "port on loopback where tokens are exchanged (default 15463 with TOKEN_EXCHANGE_URL, else none)")
-	// It means nothing here, but takes a value, which may stand beside it: TOKEN_EXCHANGE_URL says how tokens are exchanged.
-	f.String("tokenManagerPlugin", "", "accepted and ignored")
-	_ = f.MarkHidden("tokenManagerPlugin")
+	inert(f, "tokenManagerPlugin") // TOKEN_EXCHANGE_URL says how tokens are exchanged
 }
 
-// inert accepts flags of Istio's agent that mean nothing here.
-func inert(f *pflag.FlagSet, names ...string) {
-	for _, name := range names {
-		f.String(name, "", "accepted and ignored")
-		f.Lookup(name).NoOptDefVal = "true"
-		_ = f.MarkHidden(name)
-	}
+// inert accepts a flag of Istio's agent that means nothing here, with its value, which may stand beside it.
+func inert(f *pflag.FlagSet, name string) {
+	f.String(name, "", "accepted and ignored")
+	_ = f.MarkHidden(name)
 }
 
 func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*Config, error) {
@@ -108,7 +105,7 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*Config, erro
 		return nil, fmt.Errorf("finding the working directory, which the paths of the configuration are relative to: %w", err)
 	}
 	config, err := Resolve(Inputs{
-		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, CacheDir: envoyCache(),
+		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, AwaitAddress: o.await, CacheDir: envoyCache(),
 		WorkingDir: dir, Limits: cgroup.Self(), Cloud: askCloud, Outside: lookOutside(true),
 	})
 	if err != nil {
@@ -148,6 +145,9 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log
 			continue
 		}
 		log.Warn("unknown flag ignored", "flag", name)
+	}
+	o.await = func() []netip.Addr {
+		return awaitAddress(cmd.Context(), log.Logger, interfaceAddresses, addressPatience)
 	}
 	config, err := o.resolve(cmd, args)
 	if err != nil {
@@ -221,6 +221,29 @@ func interfaceAddresses() ([]netip.Addr, error) {
 	}
 	slices.SortStableFunc(found, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
 	return found, nil
+}
+
+const (
+	// addressPatience is how long a machine without an address is waited for: at its start the network may come later.
+	addressPatience = 2 * time.Minute
+	addressInterval = 100 * time.Millisecond
+)
+
+// awaitAddress looks until the machine has an address, or the time is over.
+func awaitAddress(ctx context.Context, log *slog.Logger, look func() ([]netip.Addr, error), patience time.Duration) []netip.Addr {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	log.Warn("this machine has no address but loopback yet; waiting for one, unless INSTANCE_IP is set", "atMost", patience)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(addressInterval):
+		}
+		if found, err := look(); err == nil && len(found) > 0 {
+			return found
+		}
+	}
 }
 
 // envoyCache is where the project's scripts put Envoys, or nothing where the user has no cache.

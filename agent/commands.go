@@ -41,6 +41,7 @@ func Main() int {
 		SilenceUsage:     true,
 		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
 	}
+	globalFlags(root.PersistentFlags())
 	root.AddCommand(Commands()...)
 	if name := filepath.Base(os.Args[0]); name == redirect.Name {
 		root.SetArgs(append([]string{name}, os.Args[1:]...))

@@ -23,7 +23,7 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 		Upstreams:   c.addresses(),
 		Server: xdsproxy.Server{
 			Plaintext: c.Plaintext,
-			TLS:       xdsproxy.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile},
+			TLS:       xdsproxy.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile, Policy: a.Config.TLSPolicy},
 			TokenFile: c.TokenFile,
 			Token:     a.token(),
 			ClusterID: a.Config.Identity.ClusterID,
@@ -52,6 +52,7 @@ func (a *Agent) newStatus(parts []part, certificates *sds.Server, relay *xdsprox
 		AppProbes:    status.AppProbes(a.Config.AppProbes),
 		Started:      a.Started,
 		Scraped:      a.settled.afterWork,
+		Paused:       a.settled.amidWork,
 		Answered:     a.settled.afterAnswer,
 		Drain:        a.drainOnStatusPort,
 		Quit:         a.orders.quit.give,

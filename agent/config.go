@@ -11,6 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 // Config is all that the agent does its work by. Resolve makes it; nothing else reads the environment.
@@ -24,6 +25,8 @@ type Config struct {
 	Bootstrap    BootstrapConfig
 	ControlPlane ControlPlaneConfig
 	Certificates CertificateConfig
+	// TLSPolicy narrows the TLS of the agent's connections, and of what the bootstrap has.
+	TLSPolicy tlspolicy.Policy
 	// CredentialFetcher is where the token for the control plane and the authority comes from: a file, or the cloud.
 	CredentialFetcher string
 	// MetadataServer is the host where the cloud gives that token.
@@ -211,6 +214,7 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		ProxyConfig:      c.Proxy,
 		ControlPlaneSANs: c.ControlPlane.SANs,
 		ControlPlaneRoot: c.ControlPlane.RootFile,
+		TLSPolicy:        c.TLSPolicy,
 		IstioVersion:     istioVersion,
 		SotW:             c.ControlPlane.SotW,
 		Bind:             c.Bind,

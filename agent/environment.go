@@ -18,6 +18,7 @@ type environment struct {
 	settings []Setting
 	warnings []string
 	errs     []error
+	lacking  error // what is not wrong, but not there yet
 }
 
 func newEnvironment(env []string) *environment {
@@ -30,7 +31,12 @@ func newEnvironment(env []string) *environment {
 	return e
 }
 
-func (e *environment) err() error { return errors.Join(e.errs...) }
+func (e *environment) err() error {
+	if len(e.errs) == 0 {
+		return e.lacking
+	}
+	return errors.Join(e.errs...)
+}
 
 func (e *environment) note(name string, value any, source string) {
 	e.settings = append(e.settings, Setting{Name: name, Value: shown(name, fmt.Sprint(value)), Source: source})

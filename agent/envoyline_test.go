@@ -21,6 +21,10 @@ func TestEnvoysOwnLinesGoWithoutSecrets(t *testing.T) {
 		`{"bytes_sent":1,"path":"/","jwt":"` + key + `"}`:                                      `{"bytes_sent":1,"path":"/","jwt":"` + key + `"}`,
 		`{"path":"/","sent":"-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"}`: `{"path":"/","sent":"[redacted]\n"}`,
 		`{"level":"error","scope":"config","msg":"jwt ` + key + `"}`:                           `{"level":"error","scope":"config","msg":"jwt [redacted]"}`,
+		// what ends in the midst of a line, as access logs of which a part is written do
+		"GET /?token=abcdefgh 20[2026-11-21 18:10:34.573][7749][info][main] [x.cc:1] jwt " + key:                    "GET /?token=abcdefgh 20[2026-11-21 18:10:34.573][7749][info][main] [x.cc:1] jwt [redacted]",
+		`{"path":"/","a":{"level":"b"}}{"level":"error","time":"2026-11-21T18:10:34.573Z","msg":"jwt ` + key + `"}`: `{"path":"/","a":{"level":"b"}}{"level":"error","time":"2026-11-21T18:10:34.573Z","msg":"jwt [redacted]"}`,
+		`{"path":"/","a":{"level":"b","jwt":"` + key + `"}}`:                                                        `{"path":"/","a":{"level":"b","jwt":"` + key + `"}}`,
 		"": "", "'": "'", "[": "[",
 	} {
 		var w envoyWords

@@ -99,7 +99,7 @@ func startTraffic(t *testing.T, address string) *traffic {
 
 // probe asks the agent whether the proxy is ready, which it is to be all the while.
 func (l *traffic) probe(ctx context.Context) {
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
 	for sleep(ctx, 20*time.Millisecond) {
 		r, err := client.Get("http://" + l.address + ":15020/healthz/ready")
 		if err == nil {

@@ -29,6 +29,12 @@ func (o *logOptions) addTo(f *pflag.FlagSet) {
 	inert(f, "vklog")
 }
 
+// globalFlags are those that every command of Istio's agent takes, also before its name. Commands without a log pass them over.
+func globalFlags(f *pflag.FlagSet) {
+	new(logOptions).addTo(f)
+	f.VisitAll(func(flag *pflag.Flag) { flag.Hidden = true })
+}
+
 // open makes the log. It has to be closed where it may have files.
 func (o *logOptions) open(stdout, stderr io.Writer) (*Log, error) {
 	levels, err := parseLevels("--log_output_level", o.level)

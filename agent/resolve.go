@@ -22,6 +22,8 @@ type Inputs struct {
 	Env []string
 	// Interfaces gives the machine's addresses; nil gives none.
 	Interfaces func() ([]netip.Addr, error)
+	// AwaitAddress gives the addresses of a machine that has none yet, once it has; nil does not wait.
+	AwaitAddress func() []netip.Addr
 	// CacheDir is the project's cache, where an Envoy may lie.
 	CacheDir string
 	// WorkingDir is what the relative paths of the contract are relative to.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
@@ -60,6 +61,7 @@ func (r *resolver) controlPlane() {
 			r.layers.source("discovery_address"), c.Address, err))
 		return
 	}
+	r.tlsPolicy()
 	c.Plaintext = r.plaintext(c.Address)
 	r.env.note("controlPlane.plaintext", c.Plaintext, "controlPlaneAuthPolicy and the port of discoveryAddress")
 	c.TokenFile = r.tokenFile()
@@ -79,6 +81,18 @@ func (r *resolver) controlPlane() {
 	c.KeepaliveInterval = r.env.duration("controlPlane.keepaliveInterval", "GRPC_KEEPALIVE_INTERVAL", 30*time.Second)
 	c.KeepaliveTimeout = r.env.duration("controlPlane.keepaliveTimeout", "GRPC_KEEPALIVE_TIMEOUT", 10*time.Second)
 	c.MaxRequest = r.maxRequest()
+}
+
+// noPolicy is how settings show that TLS is not narrowed.
+const noPolicy = "none"
+
+func (r *resolver) tlsPolicy() {
+	value := r.env.vars["COMPLIANCE_POLICY"]
+	if value == "" {
+		r.env.note("tls.policy", noPolicy, sourceDefault)
+		return
+	}
+	r.config.TLSPolicy = tlspolicy.Policy(r.env.choice("tls.policy", "COMPLIANCE_POLICY", "", tlspolicy.Names()...))
 }
 
 // clientCertificate is found as Istio's agent finds it: in the directory of PROV_CERT, or where node metadata says.

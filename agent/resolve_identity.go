@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -53,13 +54,18 @@ func (r *resolver) addresses() {
 			return
 		}
 	}
-	for _, ip := range r.interfaces() {
+	ips := r.interfaces()
+	if len(ips)+len(id.IPs) == 0 && r.in.AwaitAddress != nil {
+		ips = r.in.AwaitAddress()
+	}
+	for _, ip := range ips {
 		if !slices.Contains(id.IPs, ip) {
 			id.IPs = append(id.IPs, ip)
 		}
 	}
 	if len(id.IPs) == 0 && r.env.vars["INSTANCE_IP"] == "" {
-		r.env.refuse("INSTANCE_IP", "", "this machine has no address but loopback; set the address that the proxy is reached at")
+		// It may have one later: whoever starts the agent again is right to.
+		r.env.lacking = codedError{errors.New("this machine has no address but loopback; set INSTANCE_IP to the one that the proxy is reached at"), exitFailed}
 		return
 	}
 	r.env.note("addresses", id.IPs, "INSTANCE_IP and network interfaces")

@@ -11,7 +11,6 @@ import (
 // unsupported are variables of the contract that change what the agent does, and that this agent does not honour yet,
 // each with the value that asks for no more than what happens anyway.
 var unsupported = map[string]string{
-	"COMPLIANCE_POLICY":       "",
 	"PEER_METADATA_DISCOVERY": "false",
 }
 
@@ -29,7 +28,7 @@ var inertVariables = []string{
 // knownVariables are all that the agent goes by, besides those above.
 var knownVariables = []string{
 	"POD_NAME", "POD_NAMESPACE", "INSTANCE_IP", "SERVICE_ACCOUNT", "HOST_IP", "TRUST_DOMAIN", "CLOUD_PLATFORM",
-	"PROXY_CONFIG", "ISTIO_CPU_LIMIT",
+	"PROXY_CONFIG", "ISTIO_CPU_LIMIT", "COMPLIANCE_POLICY",
 	"CA_ADDR", "CA_PROVIDER", "CA_ROOT_CA", "XDS_ROOT_CA", "ISTIOD_SAN", "JWT_POLICY", "PILOT_CERT_PROVIDER",
 	"SECRET_TTL", "SECRET_GRACE_PERIOD_RATIO", "SECRET_GRACE_PERIOD_RATIO_JITTER", "WORKLOAD_RSA_KEY_SIZE",
 	"ECC_SIGNATURE_ALGORITHM", "ECC_CURVE", "WORKLOAD_IDENTITY_SOCKET_FILE",

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -191,8 +192,39 @@ func TestAddressesAreOfTheInstanceFirst(t *testing.T) {
 	if got, want := resolve(t, in).Identity.IPs, []netip.Addr{netip.MustParseAddr("127.77.3.1")}; !slices.Equal(got, want) {
 		t.Errorf("a loopback address does not stand alone: %v, want %v", got, want)
 	}
-	if _, err := Resolve(Inputs{}); err == nil || !strings.Contains(err.Error(), "INSTANCE_IP") {
-		t.Errorf("no address at all: %v", err)
+}
+
+func TestMachineWithoutAnAddressIsWaitedFor(t *testing.T) {
+	inDir(t, nil)
+	none := func() ([]netip.Addr, error) { return nil, nil }
+	asked := false
+	come := Inputs{Interfaces: none, AwaitAddress: func() []netip.Addr { asked = true; return []netip.Addr{netip.MustParseAddr("10.1.1.1")} }}
+	if got := resolve(t, come).Identity.IPs; len(got) != 1 || !asked {
+		t.Errorf("the address that came is not taken: %v", got)
+	}
+	asked = false
+	come.Env = []string{"INSTANCE_IP=10.2.2.2"}
+	if got := resolve(t, come).Identity.IPs; len(got) != 1 || asked {
+		t.Errorf("an address that is known is waited for (%v): %v", asked, got)
+	}
+	for code, env := range map[int][]string{exitFailed: nil, exitUsage: {"ENVOY_STATUS_PORT=0"}} { // the second is not mended by time
+		if _, err := Resolve(Inputs{Interfaces: none, Env: env}); ExitCode(usageError{err}) != code {
+			t.Errorf("%q ends with %d, want %d: %v", env, ExitCode(usageError{err}), code, err)
+		}
+	}
+
+	looks := 0
+	later := func() ([]netip.Addr, error) {
+		if looks++; looks < 3 {
+			return nil, nil
+		}
+		return []netip.Addr{netip.MustParseAddr("10.1.1.1")}, nil
+	}
+	if got := awaitAddress(t.Context(), slog.New(slog.DiscardHandler), later, time.Hour); len(got) != 1 {
+		t.Errorf("after %d looks: %v", looks, got)
+	}
+	if got := awaitAddress(t.Context(), slog.New(slog.DiscardHandler), none, time.Millisecond); got != nil {
+		t.Errorf("without an address: %v", got)
 	}
 }
 

@@ -66,7 +66,7 @@ func (r *resolver) tokenExchange() {
 		r.env.errs = append(r.env.errs, errors.New("environment TOKEN_EXCHANGE_ISSUERS: it is empty, and with JWT_POLICY none "+
 			"there is no token of the workload's own to compare with: write the issuers whose tokens may be exchanged"))
 	}
-	if _, err := c.exchanger(); err != nil {
+	if _, err := c.exchanger(r.config.TLSPolicy); err != nil {
 		r.env.errs = append(r.env.errs, err)
 	}
 	if port == 0 {

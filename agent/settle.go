@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"sync"
 	"time"
 )
@@ -22,6 +23,9 @@ const (
 	forgetAtMost = 20 * time.Second
 	// restAfter is how long after a scrape or a probe the agent gives back what that took, if no other came.
 	restAfter = 2 * time.Second
+	// mostGarbage is what work may leave behind until its rest: much work that follows each other would leave as much as
+	// the heap may grow by.
+	mostGarbage = 256 << 10
 	// restAtMost bounds how often it does so for a probe: mapping them again costs a probe a third of a millisecond.
 	restAtMost = 5 * time.Second
 )
@@ -37,6 +41,10 @@ type settled struct {
 	ready bool
 	rest  *time.Timer // nil until something was worth a rest
 	work  bool        // the rest is to be that after work
+	// collecting is while garbage of work is collected.
+	collecting bool
+	// giveUp gives up what work would use again, before the rest after it; nil for none.
+	giveUp func()
 }
 
 // forget gives the pages back, unless that was done lately. It is for moments at which the process is awake: what the
@@ -56,7 +64,38 @@ func (s *settled) afterWork() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.work = s.ready
-	s.restSoon()
+	s.restIn(restAfter)
+	s.collectMuch()
+}
+
+// amidWork is for a moment at which work waits for others: what garbage there is is collected meanwhile.
+func (s *settled) amidWork() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.collectMuch()
+}
+
+func (s *settled) collectMuch() {
+	if s.ready && !s.collecting && garbage() > mostGarbage {
+		s.collecting = true
+		go s.collect()
+	}
+}
+
+// collect collects garbage besides other work.
+func (s *settled) collect() {
+	runtime.GC()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.collecting = false
+}
+
+// garbage is what was allocated since the last collection, or a little more.
+func garbage() uint64 {
+	heap := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"}}
+	metrics.Read(heap)
+	all, live := heap[0].Value.Uint64(), heap[1].Value.Uint64()
+	return max(all, live) - live
 }
 
 // afterAnswer gives back soon the program's pages that answering something like a probe took: a hundred places all over
@@ -65,18 +104,18 @@ func (s *settled) afterWork() {
 func (s *settled) afterAnswer() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.work && time.Since(s.last) >= restAtMost { // what work took does not wait for the end of probes
-		s.restSoon()
+	if !s.work { // what work took does not wait for the end of probes
+		s.restIn(max(restAfter, restAtMost-time.Since(s.last)))
 	}
 }
 
-func (s *settled) restSoon() {
+func (s *settled) restIn(wait time.Duration) {
 	switch {
 	case !s.ready:
 	case s.rest == nil:
-		s.rest = time.AfterFunc(restAfter, s.giveBack)
+		s.rest = time.AfterFunc(wait, s.giveBack)
 	default:
-		s.rest.Reset(restAfter)
+		s.rest.Reset(wait)
 	}
 }
 
@@ -86,7 +125,10 @@ func (s *settled) giveBack() {
 	s.work = false
 	s.mu.Unlock()
 	if worked {
-		debug.FreeOSMemory() // one collection: pools keep what the next scrape uses again
+		if s.giveUp != nil {
+			s.giveUp()
+		}
+		debug.FreeOSMemory()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"runtime"
+	"runtime/debug"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,10 +24,15 @@ func TestPagesOfAProbeAreGivenBackAfterIt(t *testing.T) {
 		s.ready = true
 		defer s.end()
 		s.afterAnswer()
-		time.Sleep(restAtMost)
+		time.Sleep(restAtMost - time.Second)
 		if s.given(began) {
 			t.Error("given back for each of many probes")
 		}
+		time.Sleep(2 * time.Second)
+		if !s.given(began) {
+			t.Error("not given back since it was lately")
+		}
+		began = time.Now()
 		for range 10 {
 			s.afterAnswer()
 			time.Sleep(restAfter / 2)
@@ -33,7 +40,7 @@ func TestPagesOfAProbeAreGivenBackAfterIt(t *testing.T) {
 		if s.given(began) {
 			t.Error("given back between probes that follow each other")
 		}
-		time.Sleep(restAfter)
+		time.Sleep(restAtMost)
 		if !s.given(began) {
 			t.Error("not given back after the last probe")
 		}
@@ -69,3 +76,22 @@ func TestNothingIsGivenBackAfterTheEnd(t *testing.T) {
 		}
 	})
 }
+
+func TestGarbageOfMuchWorkDoesNotWaitForItsRest(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // nothing else collects
+	s := &settled{ready: true}
+	defer s.end()
+	runtime.GC()
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for deadline := time.Now().Add(time.Minute); now.NumGC < before.NumGC+3; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d collections", now.NumGC-before.NumGC)
+		}
+		garbageOfWork = make([]byte, 2*mostGarbage)
+		s.afterWork()
+		runtime.ReadMemStats(&now)
+	}
+}
+
+var garbageOfWork []byte // so that it is made at all

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
@@ -12,7 +13,7 @@ func (a *Agent) newTokens() (*sts.Server, error) {
 	if c == nil {
 		return nil, nil
 	}
-	exchanger, err := c.exchanger()
+	exchanger, err := c.exchanger(a.Config.TLSPolicy)
 	if err != nil {
 		return nil, err
 	}
@@ -32,15 +33,15 @@ func (a *Agent) newTokens() (*sts.Server, error) {
 	return sts.New(config)
 }
 
-func (c *TokenExchangeConfig) exchanger() (sts.Exchanger, error) {
+func (c *TokenExchangeConfig) exchanger(policy tlspolicy.Policy) (sts.Exchanger, error) {
 	if c.URL == googleExchange {
-		g, err := sts.NewGoogle(sts.GoogleConfig{Audience: c.GoogleAudience, ServiceAccount: c.GoogleAccount, RootFile: c.RootFile})
+		g, err := sts.NewGoogle(sts.GoogleConfig{Audience: c.GoogleAudience, ServiceAccount: c.GoogleAccount, RootFile: c.RootFile, Policy: policy})
 		if err != nil {
 			return nil, fmt.Errorf("TOKEN_EXCHANGE_GOOGLE_AUDIENCE: %w", err)
 		}
 		return g, nil
 	}
-	endpoint := sts.EndpointConfig{URL: c.URL, RootFile: c.RootFile, ClientID: c.ClientID}
+	endpoint := sts.EndpointConfig{URL: c.URL, RootFile: c.RootFile, Policy: policy, ClientID: c.ClientID}
 	if c.ClientSecretFile != "" {
 		endpoint.ClientSecret = sts.FileFetcher{Path: c.ClientSecretFile}
 	}
