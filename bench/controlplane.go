@@ -38,6 +38,11 @@ func sizes(text string) (list []int, err error) {
 // controlPlane measures the control plane with fleets of clients, which are a process of their own: for each size of mesh
 // and of fleet, the start from cold, each kind of change, and the return of all.
 func (b *bench) controlPlane(ctx context.Context) error {
+	return b.eachSize(func(services, proxies int) error { return b.planeWith(ctx, services, proxies) })
+}
+
+// eachSize measures each size of mesh with each size of fleet.
+func (b *bench) eachSize(measure func(services, proxies int) error) error {
 	services, err := sizes(b.services)
 	if err != nil {
 		return fmt.Errorf("-services: %w", err)
@@ -48,7 +53,7 @@ func (b *bench) controlPlane(ctx context.Context) error {
 	}
 	for _, s := range services {
 		for _, p := range proxies {
-			if err := b.planeWith(ctx, s, p); err != nil {
+			if err := measure(s, p); err != nil {
 				return fmt.Errorf("%d services, %d proxies: %w", s, p, err)
 			}
 		}
@@ -62,78 +67,113 @@ type planeRun struct {
 	proxies int
 	mesh    *planeMesh
 	fleet   *rpc.Client
+	costs   []planeCost
+}
+
+// planeCost is what something took, of a change in the median.
+type planeCost struct {
+	what      string
+	time, cpu time.Duration
+	bytes     float64 // that a proxy got
+	peak      float64 // MB of memory, at most so far
 }
 
 func (b *bench) planeWith(ctx context.Context, services, proxies int) error {
+	fmt.Printf("%d services of %d endpoints, %d proxies, besides %d that are slow and %d that refuse\n", services, planeEndpoints, proxies, b.slow, b.refusing)
+	_, err := b.measurePlane(ctx, services, proxies, b.pilotfishPlane)
+	return err
+}
+
+// measurePlane runs a control plane over files of its own, with a fleet of its own, and gives what each thing took.
+func (b *bench) measurePlane(ctx context.Context, services, proxies int, of planeOf) ([]planeCost, error) {
 	dir, err := os.MkdirTemp(b.dir, "plane")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	run := &planeRun{proxies: proxies, mesh: &planeMesh{dir: filepath.Join(dir, "config"), services: services}}
 	if err := run.mesh.write(); err != nil {
-		return err
+		return nil, err
 	}
-	fmt.Printf("%d services of %d endpoints, %d proxies\n", services, planeEndpoints, proxies)
-	address, stop, err := b.startControlPlane(ctx, dir, run)
+	program, err := of(ctx, dir, run.mesh)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	stop, err := run.start(program, filepath.Join(dir, "log"))
+	if err != nil {
+		return nil, err
 	}
 	defer stop()
 	stopFleet, err := run.startFleet(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer stopFleet()
-	if err := run.cold(address); err != nil {
-		return fmt.Errorf("from cold: %w", err)
+	if err := run.cold(program.address, b.slow, b.refusing); err != nil {
+		return nil, fmt.Errorf("from cold: %w", err)
 	}
 	for _, e := range planeEdits {
 		if b.edits != "" && !slices.Contains(strings.Split(b.edits, ","), e.name) {
 			continue
 		}
 		if err := run.change(e.name, e.edit, b.rounds); err != nil {
-			return fmt.Errorf("%s: %w", e.name, err)
+			return nil, fmt.Errorf("%s: %w", e.name, err)
 		}
 	}
 	if err := run.comeBack(); err != nil {
-		return fmt.Errorf("the return of all: %w", err)
+		return nil, fmt.Errorf("the return of all: %w", err)
 	}
-	return ctx.Err()
+	return run.costs, ctx.Err()
 }
 
-// startControlPlane runs it on free ports, and says what it takes until it is ready.
-func (b *bench) startControlPlane(ctx context.Context, dir string, run *planeRun) (address string, stop func(), err error) {
+// planeProgram is a control plane that is to be started.
+type planeProgram struct {
+	cmd     *exec.Cmd
+	address string // of its port without TLS
+	ready   string // the page that says 200 when it is
+}
+
+// planeOf makes a control plane over the files of a mesh, which may write into a directory.
+type planeOf func(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error)
+
+func (b *bench) pilotfishPlane(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error) {
 	plain, monitoring, err := freePorts()
 	if err != nil {
-		return "", nil, err
+		return planeProgram{}, err
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish"), "control-plane", "--config-dir", run.mesh.dir,
+	cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish"), "control-plane", "--config-dir", mesh.dir,
 		"--state-dir", filepath.Join(dir, "state"), "--port", plain, "--monitoring-port", monitoring, "--secure-port", "-1", "--token-port", "-2")
-	log, err := os.Create(filepath.Join(dir, "log"))
+	return planeProgram{cmd, "127.0.0.1:" + plain, "http://127.0.0.1:" + monitoring + "/ready"}, nil
+}
+
+// start runs the control plane, and says what it takes until it is ready.
+func (r *planeRun) start(p planeProgram, logFile string) (stop func(), err error) {
+	log, err := os.Create(logFile)
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	began := time.Now()
-	if err := cmd.Start(); err != nil {
-		return "", nil, err
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
 	}
-	stop = func() { _ = cmd.Process.Signal(syscall.SIGTERM); _ = cmd.Wait() } // it is no longer of interest how
-	run.pid = cmd.Process.Pid
-	if err := awaitReady("http://127.0.0.1:" + monitoring + "/ready"); err != nil {
+	stop = func() { _ = p.cmd.Process.Signal(syscall.SIGTERM); _ = p.cmd.Wait() } // it is no longer of interest how
+	r.pid = p.cmd.Process.Pid
+	if err := awaitReady(p.ready); err != nil {
 		stop()
-		text, _ := os.ReadFile(log.Name())
-		return "", nil, fmt.Errorf("%w\n%s", err, text)
+		text, _ := os.ReadFile(logFile)
+		return nil, fmt.Errorf("%w\n%s", err, text)
 	}
 	took := time.Since(began)
-	cpu, err := cpuTime(run.pid)
+	cpu, err := cpuTime(r.pid)
 	if err != nil {
-		return "", stop, err
+		stop()
+		return nil, err
 	}
-	fmt.Printf("  %-18s %6.0f ms  CPU %8.0f ms  %s\n", "start", ms(took), ms(cpu), run.memory())
-	return "127.0.0.1:" + plain, stop, nil
+	r.costs = append(r.costs, planeCost{"start", took, cpu, 0, r.peak()})
+	fmt.Printf("  %-18s %6.0f ms  CPU %8.0f ms  %s\n", "start", ms(took), ms(cpu), r.memory())
+	return stop, nil
 }
 
 func freePorts() (a, b string, err error) {
@@ -202,10 +242,12 @@ func (p pipes) Write(b []byte) (int, error) { return p.out.Write(b) }
 func (p pipes) Close() error { _ = p.out.Close(); return p.ReadCloser.Close() }
 
 // cold has all proxies come at once to a control plane that has served nobody.
-func (r *planeRun) cold(address string) error {
+func (r *planeRun) cold(address string, slow, refusing int) error {
 	var report fleet.Report
 	cpu, err := r.spent(func() error {
-		return r.fleet.Call("Fleet.Connect", fleet.Options{Address: address, Proxies: r.proxies, Namespaces: planeNamespaces, Patience: 2 * time.Minute}, &report)
+		return r.fleet.Call("Fleet.Connect", fleet.Options{
+			Address: address, Proxies: r.proxies, Namespaces: planeNamespaces, Slow: slow, Refusing: refusing, Patience: 2 * time.Minute,
+		}, &report)
 	})
 	if err != nil {
 		return err
@@ -232,6 +274,7 @@ func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds i
 		return nil
 	}
 	var p50, most, cpus, bytes, responses []float64
+	var refused int64
 	for range rounds {
 		if name == "service removed" { // there has to be one
 			var ignored fleet.Report
@@ -247,9 +290,14 @@ func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds i
 		p50, most = append(p50, ms(report.P50)), append(most, ms(report.Max))
 		cpus, bytes = append(cpus, ms(cpu)), append(bytes, float64(report.Bytes)/float64(r.proxies))
 		responses = append(responses, float64(report.Responses)/float64(r.proxies))
+		refused = report.Refused
 	}
 	fmt.Printf("  %-18s p50 %5.0f  all %5.0f ms (worst %5.0f)  CPU %8.0f ms  a proxy %8.0f bytes in %.1f responses\n", name,
 		medianOf(p50), medianOf(clone(most)), slices.Max(most), medianOf(cpus), medianOf(bytes), medianOf(responses))
+	r.costs = append(r.costs, planeCost{name, fromMS(medianOf(most)), fromMS(medianOf(cpus)), medianOf(bytes), r.peak()})
+	if refused > 0 {
+		fmt.Printf("  %-18s %d responses so far\n", "refused", refused)
+	}
 	return nil
 }
 
@@ -296,9 +344,17 @@ func (r *planeRun) memory() string {
 	return fmt.Sprintf("memory %4.0f MB, at most %4.0f", now/1024, peak/1024)
 }
 
+func (r *planeRun) peak() float64 {
+	peak, _ := statusField(fmt.Sprintf("/proc/%d/status", r.pid), "VmHWM:")
+	return peak / 1024
+}
+
 func (r *planeRun) print(what string, report fleet.Report, cpu time.Duration) {
+	r.costs = append(r.costs, planeCost{what, report.Max, cpu, float64(report.Bytes) / float64(r.proxies), r.peak()})
 	fmt.Printf("  %-18s all %6.0f ms  CPU %8.0f ms  a proxy %8.0f bytes in %.1f responses  %s\n", what, ms(report.Max), ms(cpu),
 		float64(report.Bytes)/float64(r.proxies), float64(report.Responses)/float64(r.proxies), r.memory())
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func fromMS(v float64) time.Duration { return time.Duration(v * float64(time.Millisecond)) }

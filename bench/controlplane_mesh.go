@@ -34,7 +34,7 @@ func (m *planeMesh) write() error {
 	for i := range m.services {
 		files := map[string]string{
 			"service": m.service(i, serviceHost(i), fmt.Sprintf("10.%d.%d.1", i/250, i%250)),
-			"routes":  m.routes(i, "no"),
+			"routes":  m.routes(i, "none"),
 		}
 		if i%10 == 0 {
 			files["rule"] = m.rule(i, 10)

@@ -31,6 +31,9 @@ type bench struct {
 	load   time.Duration // length of one load
 
 	services, proxies string // sizes of the meshes and fleets for the control plane
+	slow, refusing    int    // clients besides that read next to nothing, and that refuse everything again and again
+	istiod            string // path of Istio's control plane
+	turns             int    // how often it and ours are measured in turn
 	edits             string // the kinds of changes that it is measured with; none is all
 }
 
@@ -44,10 +47,14 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, relay, controlplane, scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, metrics, relay, controlplane, beside (needs -istiod), scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
 	flag.StringVar(&b.services, "services", "1000", "how many services the control plane has, one mesh after the other")
 	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "how many proxies the control plane has, one fleet after the other")
+	flag.IntVar(&b.slow, "slow", 0, "how many clients of the control plane read next to nothing, besides those that are measured")
+	flag.IntVar(&b.refusing, "refusing", 0, "how many clients of the control plane refuse everything and ask for it again at once, besides those that are measured")
 	flag.StringVar(&b.edits, "edits", "", "which changes the control plane is measured with, such as \"endpoint,service added\"; none is all")
+	flag.StringVar(&b.istiod, "istiod", "", "path of Istio's pilot-discovery, to measure the control plane beside it")
+	flag.IntVar(&b.turns, "turns", 3, "how often each of two control planes is measured beside the other")
 	asFleet := flag.Bool("fleet", false, "be the proxies of a control plane, as standard input says")
 	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
@@ -94,7 +101,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"relay", b.relay}, {"controlplane", b.controlPlane}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
+	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"controlplane", b.controlPlane}, {"beside", b.beside}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}

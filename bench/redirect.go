@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -21,106 +19,198 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
-	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
 )
 
 const (
-	redirectRounds = 60 // of what takes milliseconds
-	ruleRounds     = 5  // of one program a rule
+	redirectRounds = 40 // of what takes milliseconds
+	firstRounds    = 20 // of the first rules of a machine
+	ruleRounds     = 3  // of one program a rule
 	// settle is between two measurements: the kernel goes on tidying up after something was taken away, and lets whoever
 	// comes next wait for that.
 	settle = 50 * time.Millisecond
 )
 
+// redirectSet is a set of options whose rules are put in force.
+type redirectSet struct {
+	name  string
+	rules *iptables.RuleSet
+}
+
 // redirection measures how long it takes to put a dual stack pod's rules in force, to read and compare them, and to take
-// them away: by netlink in the process, by iptables-restore once for each family, by one iptables a rule, and by the whole
-// command from its start to its exit.
+// them away: by netlink in the process, by iptables-restore, by one iptables a rule, and by the whole command from its start
+// to its exit.
 func (b *bench) redirection(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("only root can make network namespaces")
 	}
-	for _, program := range []string{"iptables-legacy-restore", "ip6tables-legacy-restore"} {
-		if _, err := exec.LookPath(program); err != nil {
-			return fmt.Errorf("%w: install the package iptables", err)
-		}
+	if err := findRivals(); err != nil {
+		return err
 	}
-	rules, err := dualStackRules()
+	sets, err := redirectSets()
 	if err != nil {
 		return err
 	}
-	times := map[string][]time.Duration{}
-	for i := range redirectRounds {
-		if err := b.redirectRound(ctx, rules, times, i < ruleRounds); err != nil {
+	r := &redirect{bench: b, times: map[string][]time.Duration{}}
+	if err := r.rounds(ctx, sets); err != nil {
+		return err
+	}
+	r.print(sets)
+	return b.printPeak(ctx)
+}
+
+// redirect gathers how long things took.
+type redirect struct {
+	*bench
+	times map[string][]time.Duration
+	order []string
+}
+
+// rounds measures each thing in each round, in fresh namespaces, beside one that has rules already: with the first rules of
+// a machine the kernel writes its own code anew, so that packets pass its hooks, and does so again when the last ones are
+// gone. That is measured by itself, before.
+func (r *redirect) rounds(ctx context.Context, sets []redirectSet) error {
+	usual := sets[0]
+	for range firstRounds {
+		if err := r.alone(ctx, usual); err != nil {
 			return err
 		}
 	}
-	n := 0
-	for _, c := range rules.Chains {
-		n += len(c.Rules)
+	beside, err := newNetNS()
+	if err != nil {
+		return err
 	}
-	fmt.Printf("redirection: %d rules of IPv4 and IPv6, medians of %d rounds in fresh namespaces\n", n, redirectRounds)
-	restore := times[restoreName]
-	median(restore)
-	for _, name := range redirectOrder {
-		d := times[name]
-		middle := median(d) // sorts
-		line := fmt.Sprintf("  %-40s %7.2f ms, best %7.2f, p99 %7.2f", name, milliseconds(middle), milliseconds(d[0]), milliseconds(d[len(d)*99/100]))
-		if strings.HasPrefix(name, "apply") && name != restoreName {
-			line += fmt.Sprintf("; iptables-restore takes x%.1f of it, at best x%.1f", float64(median(restore))/float64(middle), float64(restore[0])/float64(d[0]))
+	defer func() { _ = beside.Close() }()
+	if err := r.occupy(ctx, beside, usual); err != nil {
+		return err
+	}
+	for i := range redirectRounds {
+		for _, s := range sets {
+			if err := r.round(ctx, s, i < ruleRounds && s.name == usual.name); err != nil {
+				return err
+			}
 		}
-		fmt.Println(line)
 	}
 	return nil
 }
 
-// floorName is of what the kernel alone takes: one datagram that was made before, and its answer.
-const floorName = "apply: the kernel's part of netlink"
+// print tells medians, and of the rivals how often ours goes into theirs.
+func (r *redirect) print(sets []redirectSet) {
+	for _, s := range sets {
+		n := 0
+		for _, c := range s.rules.Chains {
+			n += len(c.Rules)
+		}
+		fmt.Printf("redirection, %s: %d rules of IPv4 and IPv6, medians of %d rounds in fresh namespaces\n", s.name, n, redirectRounds)
+		ours := r.times[s.name+netlinkName]
+		middle := median(ours) // sorts
+		for _, name := range r.order {
+			of, found := strings.CutPrefix(name, s.name)
+			if !found {
+				continue
+			}
+			d := r.times[name]
+			m := median(d)
+			line := fmt.Sprintf("  %-56s %7.2f ms, best %7.2f, p99 %7.2f", of[2:], milliseconds(m), milliseconds(d[0]), milliseconds(d[len(d)*99/100]))
+			if strings.HasPrefix(of, rivalPrefix) {
+				line += fmt.Sprintf("; x%.1f of netlink, at best x%.1f", float64(m)/float64(middle), float64(d[0])/float64(ours[0]))
+			}
+			fmt.Println(line)
+		}
+	}
+}
 
-const restoreName = "apply: iptables-restore, both families"
+const (
+	// netlinkName follows the name of a set, as all names do.
+	netlinkName = ": apply: netlink"
+	rivalPrefix = ": apply: iptables"
+)
 
-var redirectOrder = []string{floorName, "apply: netlink", "apply again: netlink", "verify (read and compare): netlink", "clean: netlink",
-	restoreName, "clean: iptables-restore, both families", "apply: one iptables a rule",
-	"apply: the command", "clean: the command", "the command's help"}
-
-func dualStackRules() (*iptables.RuleSet, error) {
-	o := iptables.DefaultOptions()
-	o.DualStack, o.InboundPorts.All, o.OutboundCIDRs.All = true, true, true
-	o.InboundExcludePorts = []iptables.PortRange{{First: 15020, Last: 15021}, {First: 15090, Last: 15090}}
-	return iptables.Compile(o)
+func redirectSets() ([]redirectSet, error) {
+	usual := iptables.DefaultOptions()
+	usual.DualStack, usual.InboundPorts.All, usual.OutboundCIDRs.All = true, true, true
+	usual.InboundExcludePorts = []iptables.PortRange{{First: 15020, Last: 15021}, {First: 15090, Last: 15090}}
+	whole := usual
+	whole.RedirectDNS, whole.CaptureAllDNS, whole.Interception = true, true, iptables.TProxyMode
+	var sets []redirectSet
+	for _, s := range []struct {
+		name    string
+		options iptables.Options
+	}{{"one table", usual}, {"TPROXY and DNS, three tables", whole}} {
+		rules, err := iptables.Compile(s.options)
+		if err != nil {
+			return nil, err
+		}
+		sets = append(sets, redirectSet{s.name, rules})
+	}
+	return sets, nil
 }
 
 var dualStackFlags = []string{"iptables", "--dual-stack", "-b", "*", "-i", "*", "-d", "15020-15021,15090"}
 
-func (b *bench) redirectRound(ctx context.Context, rules *iptables.RuleSet, times map[string][]time.Duration, perRule bool) error {
-	took := func(name string, f func() error) error {
+// took gives what measures under names that begin so.
+func (r *redirect) took(ctx context.Context, prefix string) measure {
+	return func(name string, f func() error) error {
+		name = prefix + ": " + name
+		if _, known := r.times[name]; !known {
+			r.order = append(r.order, name)
+		}
 		pause(ctx, settle)
 		began := time.Now()
 		err := f()
-		times[name] = append(times[name], time.Since(began))
+		r.times[name] = append(r.times[name], time.Since(began))
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil
 	}
-	inFresh := func(f func(netns.NsHandle) error) error {
-		ns, err := newNetNS()
-		if err != nil {
-			return err
-		}
-		defer func() { _ = ns.Close() }()
-		return f(ns)
+}
+
+func inFresh(f func(netns.NsHandle) error) error {
+	ns, err := newNetNS()
+	if err != nil {
+		return err
 	}
-	err := errors.Join(
-		inFresh(func(ns netns.NsHandle) error { return floorRound(ns, rules, took) }),
-		inFresh(func(ns netns.NsHandle) error { return netlinkRound(ctx, ns, rules, took) }),
-		inFresh(func(ns netns.NsHandle) error { return b.restoreRound(ctx, ns, rules, took) }),
-		inFresh(func(ns netns.NsHandle) error { return b.commandRound(ctx, ns, took) }))
-	if err == nil && perRule {
-		err = inFresh(func(ns netns.NsHandle) error {
-			return took("apply: one iptables a rule", func() error { return b.oneByOne(ctx, ns, rules) })
+	defer func() { _ = ns.Close() }()
+	return f(ns)
+}
+
+// alone measures what the first rules of a machine take.
+func (r *redirect) alone(ctx context.Context, s redirectSet) error {
+	first := r.took(ctx, s.name)
+	return inFresh(func(ns netns.NsHandle) error {
+		return floorRound(ns, s.rules, func(name string, f func() error) error { return first(name+", the machine's first rules", f) })
+	})
+}
+
+// occupy has a namespace use all that the rounds use.
+func (r *redirect) occupy(ctx context.Context, ns netns.NsHandle, s redirectSet) error {
+	unmeasured := func(_ string, f func() error) error { return f() }
+	return errors.Join(floorRound(ns, s.rules, unmeasured), r.rival(ctx, ns, rivals[0], s.rules, unmeasured, false))
+}
+
+func (r *redirect) round(ctx context.Context, s redirectSet, perRule bool) error {
+	took := r.took(ctx, s.name)
+	steps := []func(netns.NsHandle) error{
+		func(ns netns.NsHandle) error { return floorRound(ns, s.rules, took) },
+		func(ns netns.NsHandle) error { return netlinkRound(ctx, ns, s.rules, took) },
+	}
+	for _, rival := range rivals {
+		steps = append(steps, func(ns netns.NsHandle) error { return r.rival(ctx, ns, rival, s.rules, took, true) })
+	}
+	if s.rules.Routing == nil || s.rules.Routing.Mark == 0 {
+		steps = append(steps, func(ns netns.NsHandle) error { return r.commandRound(ctx, ns, took) })
+	}
+	if perRule {
+		steps = append(steps, func(ns netns.NsHandle) error {
+			return took("apply: iptables-legacy, one exec a rule", func() error { return r.oneByOne(ctx, ns, s.rules) })
 		})
 	}
-	return err
+	for _, step := range steps {
+		if err := inFresh(step); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 type measure func(name string, f func() error) error
@@ -139,7 +229,7 @@ func floorRound(ns netns.NsHandle, rules *iptables.RuleSet, took measure) error 
 		return err
 	}
 	defer func() { _ = s.Close() }()
-	return took(floorName, func() error {
+	return took("apply: the kernel's part of netlink", func() error {
 		if err := s.Send(datagram); err != nil {
 			return err
 		}
@@ -170,105 +260,6 @@ func netlinkRound(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSe
 			return nil
 		}),
 		took("clean: netlink", func() error { return back.Clean(ctx) }))
-}
-
-// restoreFamilies are the programs for each family. Their lock is a file of ours, so that nobody waits for it.
-var restoreFamilies = []struct {
-	family  iptables.Families
-	program string
-}{{iptables.IPv4, "iptables-legacy"}, {iptables.IPv6, "ip6tables-legacy"}}
-
-// program runs one in a namespace.
-func (b *bench) program(ctx context.Context, ns netns.NsHandle, stdin, name string, args ...string) error {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+filepath.Join(b.dir, "xtables.lock"))
-	cmd.Stdin = strings.NewReader(stdin)
-	var output strings.Builder
-	cmd.Stdout, cmd.Stderr = &output, &output
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for good: the thread is in the namespace
-		err := netns.Set(ns)
-		if err == nil {
-			err = cmd.Run()
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, output.String())
-	}
-	return nil
-}
-
-func (b *bench) restoreRound(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSet, took measure) error {
-	texts := map[iptables.Families]string{}
-	for _, f := range restoreFamilies {
-		text, err := xt.Text(rules, f.family)
-		if err != nil {
-			return err
-		}
-		texts[f.family] = text
-	}
-	all := func(text func(iptables.Families) string) func() error {
-		return func() error {
-			for _, f := range restoreFamilies {
-				if err := b.program(ctx, ns, text(f.family), f.program+"-restore", "--noflush"); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
-	return errors.Join(
-		took(restoreName, all(func(f iptables.Families) string { return texts[f] })),
-		took("clean: iptables-restore, both families", all(func(iptables.Families) string {
-			return "*nat\n-F\n-X\nCOMMIT\n"
-		})))
-}
-
-// oneByOne runs a program for each line that iptables-restore would get.
-func (b *bench) oneByOne(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSet) error {
-	for _, f := range restoreFamilies {
-		text, err := xt.Text(rules, f.family)
-		if err != nil {
-			return err
-		}
-		table := ""
-		for _, line := range strings.Split(text, "\n") {
-			args := []string{"-t", table}
-			switch {
-			case strings.HasPrefix(line, "*"):
-				table = line[1:]
-				continue
-			case strings.HasPrefix(line, ":"):
-				name := strings.Fields(line[1:])[0]
-				if name == "OUTPUT" || name == "PREROUTING" {
-					continue
-				}
-				args = append(args, "-N", name)
-			case strings.HasPrefix(line, "-"):
-				args = append(args, words(line)...)
-			default:
-				continue
-			}
-			if err := b.program(ctx, ns, "", f.program, args...); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// words splits a line at blanks that are not within quotes.
-func words(line string) (out []string) {
-	for i, part := range strings.Split(line, `"`) {
-		if i%2 == 1 {
-			out = append(out, part)
-			continue
-		}
-		out = append(out, strings.Fields(part)...)
-	}
-	return out
 }
 
 // commandRound measures the agent's command as a process.

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -267,7 +268,7 @@ func (m *relayBench) stream(ctx context.Context, w *way, typeURL string) (grpc.C
 	}
 	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName)
 	if err == nil {
-		err = s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL})
+		err = s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL, Node: &corev3.Node{Id: "bench", Cluster: "bench"}})
 	}
 	return s, func() { _ = conn.Close() }, err
 }

@@ -29,8 +29,9 @@ const (
 // client is one Envoy as its control plane sees it: it asks for clusters, for the assignments that these name, then for
 // listeners, for the routes that those name, and for virtual hosts where routes are without; and it acknowledges all.
 type client struct {
-	fleet *Fleet
-	node  *corev3.Node
+	fleet  *Fleet
+	node   *corev3.Node
+	manner manner
 
 	// Of the goroutine that reads.
 	stream grpc.ClientStream
@@ -88,7 +89,7 @@ func (c *client) held(typeURL string) *held {
 // run keeps one stream until the context ends.
 func (c *client) run(ctx context.Context, address string) error {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithInitialWindowSize(1<<20), grpc.WithInitialConnWindowSize(1<<20),
+		grpc.WithInitialWindowSize(c.manner.window()), grpc.WithInitialConnWindowSize(c.manner.window()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.ForceCodecV2(codec{})))
 	if err != nil {
 		return err
@@ -101,9 +102,15 @@ func (c *client) run(ctx context.Context, address string) error {
 	}
 	r := &response{decoder: c.fleet.decoder}
 	err = c.begin()
+	c.dawdle(ctx)
 	for err == nil {
-		if err = c.stream.RecvMsg(r); err == nil {
+		if err = c.stream.RecvMsg(r); err != nil {
+			break
+		}
+		if c.manner == asEnvoys {
 			err = c.take(r)
+		} else {
+			err = c.misbehave(ctx, r)
 		}
 	}
 	if errors.Is(err, io.EOF) { // of a send: why the stream ended is told to who reads

@@ -22,6 +22,9 @@ type Options struct {
 	Proxies    int
 	Namespaces int    // ns0, ns1, …, which the proxies are spread over
 	EnvoyMinor uint32 // of Envoy 1.x; 40 when zero
+	// Slow and Refusing are how many clients there are besides that read next to nothing of what they get, and that refuse
+	// everything and ask for it again at once.
+	Slow, Refusing int
 	// Patience is how long all may take; a minute when zero.
 	Patience time.Duration
 }
@@ -43,6 +46,7 @@ type Report struct {
 	Last      time.Duration // until anything came to anyone for the last time
 	Bytes     int64         // of all
 	Responses int64
+	Refused   int64 // responses that clients refused since they connected
 }
 
 // Fleet is the clients. Its methods are for net/rpc: it is in a process of its own, so that what the control plane costs
@@ -53,6 +57,7 @@ type Fleet struct {
 	mu      sync.Mutex
 	o       Options
 	clients []*client
+	others  []*client // that are not waited for
 	stop    context.CancelFunc
 	running sync.WaitGroup
 	failed  error
@@ -89,6 +94,10 @@ func (f *Fleet) Connect(o Options, report *Report) error {
 		}
 		f.clients = append(f.clients, c)
 	}
+	var err error
+	if f.others, err = f.bad(o); err != nil {
+		return err
+	}
 	return f.connect(report)
 }
 
@@ -101,7 +110,7 @@ func (f *Fleet) Reconnect(_ struct{}, report *Report) error {
 // Disconnect has all clients go.
 func (f *Fleet) Disconnect(_ struct{}, _ *Report) error {
 	f.halt()
-	f.clients = nil
+	f.clients, f.others = nil, nil
 	return nil
 }
 
@@ -116,7 +125,7 @@ func (f *Fleet) connect(report *Report) error {
 	f.failed = nil
 	f.reset()
 	began := time.Now()
-	for _, c := range f.clients {
+	for _, c := range slices.Concat(f.clients, f.others) {
 		f.running.Go(func() { f.keep(ctx, c) })
 	}
 	return f.await(began, time.Second, func(c *client) time.Time { return c.settled }, report)
@@ -126,7 +135,7 @@ func (f *Fleet) connect(report *Report) error {
 func (f *Fleet) keep(ctx context.Context, c *client) {
 	for ctx.Err() == nil {
 		err := c.run(ctx, f.o.Address)
-		if code := status.Code(err); code == codes.ResourceExhausted || code == codes.Unavailable {
+		if code := status.Code(err); code == codes.ResourceExhausted || code == codes.Unavailable || c.manner != asEnvoys {
 			select {
 			case <-time.After(500 * time.Millisecond):
 			case <-ctx.Done():
@@ -219,5 +228,11 @@ func (f *Fleet) tell(report *Report, took []time.Duration, last time.Duration) {
 	for _, c := range f.clients {
 		report.Bytes += c.bytes.Load()
 		report.Responses += c.answers.Load()
+	}
+	report.Refused = 0
+	for _, c := range f.others {
+		if c.manner == refusing {
+			report.Refused += c.answers.Load()
+		}
 	}
 }

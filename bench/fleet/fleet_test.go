@@ -36,7 +36,7 @@ func TestFleetIsServedAndTellsOfChanges(t *testing.T) {
 	f := fleet.New()
 	defer func() { _ = f.Disconnect(struct{}{}, nil) }()
 	var cold, changed, back fleet.Report
-	if err := f.Connect(fleet.Options{Address: address, Proxies: 5, Namespaces: 2, Patience: 20 * time.Second}, &cold); err != nil {
+	if err := f.Connect(fleet.Options{Address: address, Proxies: 5, Namespaces: 2, Slow: 1, Refusing: 1, Patience: 30 * time.Second}, &cold); err != nil {
 		t.Fatal(err)
 	}
 	if cold.Clients != 5 || cold.Bytes < 5*20*500 {
@@ -55,6 +55,9 @@ func TestFleetIsServedAndTellsOfChanges(t *testing.T) {
 	}
 	if err := f.Reconnect(struct{}{}, &back); err != nil {
 		t.Fatal(err)
+	}
+	if changed.Refused == 0 {
+		t.Error("the client that refuses everything has refused nothing")
 	}
 	if back.Clients != 5 || back.Bytes > 5*1000 {
 		t.Errorf("after a reconnect with all that there is: %+v", back)
