@@ -50,7 +50,9 @@ spec:
 		md, _ := metadata.FromIncomingContext(ctx)
 		switch {
 		case len(md["x-slow"]) > 0:
+			// An answer at the deadline would race the client's own timer, and could win.
 			<-ctx.Done()
+			return nil, status.FromContextError(ctx.Err()).Err()
 		case len(md["x-fails"]) > 0 && fails.Add(-1) >= 0:
 			return nil, status.Error(codes.Unavailable, "not yet")
 		}
