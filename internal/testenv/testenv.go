@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"testing"
 )
@@ -23,13 +22,32 @@ const (
 // EnvoyVersions are all of them, the newest first.
 func EnvoyVersions() []string { return []string{EnvoyVersion, MidEnvoyVersion, OldEnvoyVersion} }
 
-// Root is the root folder of the checkout.
-func Root() string {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok {
-		panic("testenv: the source file's place is unknown; build without -trimpath for tests")
+// root is looked for when the process starts, in the package's folder, before a test changes directory. What the
+// compiler knows of the source's place would not do: with -trimpath it knows nothing.
+var root, errRoot = findRoot()
+
+func findRoot() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
 	}
-	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+	for dir := start; ; dir = filepath.Dir(dir) {
+		mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && bytes.HasPrefix(mod, []byte("module github.com/pilotfish-mesh/pilotfish\n")) {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("neither %s nor a folder above it is the checkout", start)
+		}
+	}
+}
+
+// Root is the root folder of the checkout, in or below which the process was started.
+func Root() string {
+	if errRoot != nil {
+		panic("testenv: " + errRoot.Error())
+	}
+	return root
 }
 
 // Envoy is the path of the pinned Envoy. A test that needs one fails where it is missing: nothing is skipped.
