@@ -181,9 +181,34 @@ func (p *pod) wait(t testing.TB, patience time.Duration) int {
 	case <-p.ended:
 		return p.code
 	case <-time.After(patience):
-		t.Fatalf("%s has not ended after %v:\n%s", p.name, patience, p.output.String())
+		t.Fatalf("%s has not ended after %v; %s\n%s", p.name, patience, p.stuck(), p.output.String())
 		return -1
 	}
+}
+
+// stuck says where the threads of the agent's children wait in the kernel, and has the agent end with its goroutines' stacks
+// in its output.
+func (p *pod) stuck() string {
+	var text strings.Builder
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, process := range processes {
+		status, _ := os.ReadFile(filepath.Join(process, "status"))
+		if !strings.Contains(string(status), fmt.Sprintf("\nPPid:\t%d\n", p.agent.Process.Pid)) {
+			continue
+		}
+		threads, _ := filepath.Glob(filepath.Join(process, "task", "*"))
+		for _, thread := range threads {
+			stat, _ := os.ReadFile(filepath.Join(thread, "stat"))
+			wchan, _ := os.ReadFile(filepath.Join(thread, "wchan"))
+			fmt.Fprintf(&text, "%s waits in %s: %.60s\n", thread, wchan, stat)
+		}
+	}
+	_ = p.agent.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-p.ended:
+	case <-time.After(5 * time.Second):
+	}
+	return text.String()
 }
 
 // upstream is where the sidecar listens for the shop's TCP port.
