@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -130,8 +131,12 @@ func TestBadAnswersChangeNothing(t *testing.T) {
 		"silence": {func(*x509.CertificateRequest) ([]string, error) { <-release; return nil, nil }, "DeadlineExceeded"},
 	} {
 		ca.set(c.answer)
+		failures := testutil.ToFloat64(source.metrics.failures)
 		testenv.Eventually(t, name, func() error {
 			clock.advance(time.Second)
+			if testutil.ToFloat64(source.metrics.failures) == failures {
+				return errors.New("it has not been counted")
+			}
 			ok, reason := source.Health()
 			if !ok {
 				return fmt.Errorf("not ready any more: %s", reason)
@@ -332,15 +337,19 @@ func TestTrustFileAddsRootsAndIsFollowed(t *testing.T) {
 			notified <- struct{}{}
 		}
 	})
-	write(t, file, []byte("not a certificate"))
-	testenv.Eventually(t, "the broken file is reported", func() error {
-		if ok, reason := source.Health(); !ok || !strings.Contains(reason, file) {
-			return fmt.Errorf("%v, %q", ok, reason)
+	for _, broken := range []struct{ text, reason string }{
+		{"not a certificate", "no PEM"}, {string(ca.root.PEM()) + string(more.PEM()[:200]), "not whole"},
+	} {
+		write(t, file, []byte(broken.text))
+		testenv.Eventually(t, "the broken file is reported", func() error {
+			if ok, reason := source.Health(); !ok || !strings.Contains(reason, file) || !strings.Contains(reason, broken.reason) {
+				return fmt.Errorf("%v, %q", ok, reason)
+			}
+			return nil
+		})
+		if !has(ca.root) || !has(more) {
+			t.Error("the last good roots are gone")
 		}
-		return nil
-	})
-	if !has(ca.root) || !has(more) {
-		t.Error("the last good roots are gone")
 	}
 	write(t, file, append(ca.root.PEM(), later.PEM()...))
 	<-notified

@@ -3,11 +3,12 @@ package sds
 import (
 	"bytes"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
 // revocations are lists of certificates that are not to be trusted any more.
@@ -35,8 +36,12 @@ func readRevocations(path string) (revocations, error) {
 }
 
 func parseRevocations(text []byte) ([]*x509.RevocationList, error) {
+	blocks, err := pemtext.Blocks(text)
+	if err != nil {
+		return nil, err
+	}
 	var lists []*x509.RevocationList
-	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+	for _, block := range blocks {
 		if block.Type != "X509 CRL" {
 			continue
 		}

@@ -63,8 +63,10 @@ func TestHalfAFileChangesNothing(t *testing.T) {
 	stream.ask("", name)
 	sent := stream.next()
 	stream.ask(sent.Nonce, name)
+	above := testpki.New(t, "root").PEM()
 	for _, spoil := range []func(){
 		func() { write(t, cert, m.Chain[:len(m.Chain)/2]) },
+		func() { write(t, cert, slices.Concat(m.Chain, above[:len(above)/2])) },
 		func() { write(t, cert, nil) },
 		func() { write(t, key, m.Key[:len(m.Key)/2]) },
 		func() { _ = os.Remove(cert) },
@@ -99,7 +101,6 @@ func TestHalfAFileChangesNothing(t *testing.T) {
 	}
 }
 
-// Any link on the way to a file may be the one that is changed.
 func TestKeyBesideACertificateIsNotServedAsOne(t *testing.T) {
 	dir := t.TempDir()
 	root := testpki.New(t, "root")
@@ -120,6 +121,7 @@ func TestKeyBesideACertificateIsNotServedAsOne(t *testing.T) {
 	}
 }
 
+// Any link on the way to a file may be the one that is changed.
 func TestLinksOnTheWayAreFollowed(t *testing.T) {
 	base := t.TempDir()
 	cas := map[string]*testpki.Authority{}

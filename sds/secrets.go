@@ -1,10 +1,8 @@
 package sds
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/pem"
 	"fmt"
 	"os"
 	"strings"
@@ -190,22 +188,6 @@ func readRoots(path string) ([]byte, error) {
 	return withoutKeys(text), nil
 }
 
-// withoutKeys leaves private keys out of a PEM text, which some keep in one file with the certificates: Envoy shows
-// certificates to whoever asks its admin interface.
-func withoutKeys(text []byte) []byte {
-	const keyType = "PRIVATE KEY"
-	if !bytes.Contains(text, []byte(keyType)) {
-		return text
-	}
-	var kept []byte
-	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-		if !strings.HasSuffix(block.Type, keyType) {
-			kept = append(kept, pem.EncodeToMemory(block)...)
-		}
-	}
-	return kept
-}
-
 // readPair reads a certificate and its key. While files are being replaced one by one they may not belong together:
 // then this is an error, and the old pair stays.
 func readPair(cert, key string) (Material, error) {
@@ -218,6 +200,9 @@ func readPair(cert, key string) (Material, error) {
 		return Material{}, err
 	}
 	leaf, err := parsePair(chain, keyText)
+	if err == nil {
+		_, err = parseCertificates(chain) // those behind the first, too
+	}
 	if err != nil {
 		return Material{}, fmt.Errorf("%s and %s: %w", cert, key, err)
 	}

@@ -4,11 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
-	"encoding/pem"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -172,47 +169,6 @@ func (s *subscribers) notify() {
 	for _, call := range calls {
 		call()
 	}
-}
-
-// parsePair checks that a certificate and a key in PEM belong together, and gives the certificate.
-func parsePair(chain, key []byte) (*x509.Certificate, error) {
-	pair, err := tls.X509KeyPair(chain, key)
-	if err != nil {
-		return nil, err
-	}
-	return pair.Leaf, nil
-}
-
-// parseCertificates reads all certificates of a PEM text; none is an error.
-func parseCertificates(text []byte) ([]*x509.Certificate, error) {
-	var certs []*x509.Certificate
-	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, err
-		}
-		certs = append(certs, cert)
-	}
-	if len(certs) == 0 {
-		return nil, errors.New("no PEM certificate in it")
-	}
-	return certs, nil
-}
-
-// encodeCertificates writes certificates as PEM, each once, in the order given.
-func encodeCertificates(certs []*x509.Certificate) []byte {
-	var out bytes.Buffer
-	seen := make(map[string]bool)
-	for _, c := range certs {
-		if !seen[string(c.Raw)] {
-			seen[string(c.Raw)] = true
-			_ = pem.Encode(&out, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})
-		}
-	}
-	return out.Bytes()
 }
 
 // publicKey is what every standard public key can do.

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
 // The files of an authority that somebody else made, as Istio names them.
@@ -88,12 +90,12 @@ func plugIn(cert *x509.Certificate, key crypto.Signer, between, roots []*x509.Ce
 }
 
 func parseCertificates(data []byte) ([]*x509.Certificate, error) {
+	blocks, err := pemtext.Blocks(data)
+	if err != nil {
+		return nil, err
+	}
 	var out []*x509.Certificate
-	for {
-		var block *pem.Block
-		if block, data = pem.Decode(data); block == nil {
-			break
-		}
+	for _, block := range blocks {
 		if block.Type != pemCertificate {
 			return nil, fmt.Errorf("there is a %.40q in it, not only certificates", block.Type)
 		}

@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
 // SecretSpec is what is read of a Kubernetes Secret that has a certificate, the certificates of authorities, or what registries
@@ -158,7 +160,7 @@ func (d *document) checkSecret(spec *SecretSpec) {
 			d.refuseAt(d.place("data"), "data", "", err.Error(), "put in a chain, its own certificate first, and the key of that one, both in PEM")
 		}
 	}
-	if len(spec.Authorities) > 0 && (!x509.NewCertPool().AppendCertsFromPEM(spec.Authorities) || brokenCertificate(spec.Authorities) > 0) {
+	if len(spec.Authorities) > 0 && (!x509.NewCertPool().AppendCertsFromPEM(spec.Authorities) || checkCertificates(spec.Authorities) != nil) {
 		d.refuseAt(d.place("data[ca.crt]"), "data[ca.crt]", "", "not all of it can be read as certificates", "put in certificates of authorities in PEM")
 	}
 	if len(spec.Revoked) > 0 {
@@ -182,25 +184,29 @@ func checkPair(spec *SecretSpec) error {
 		}
 		return errors.New("the certificate and the key do not belong together, or cannot be read")
 	}
-	if n := brokenCertificate(spec.Certificate); n > 0 {
-		return fmt.Errorf("certificate %d of tls.crt cannot be read", n)
+	if err := checkCertificates(spec.Certificate); err != nil {
+		return fmt.Errorf("tls.crt: %w", err)
 	}
 	return checkStrength(spec)
 }
 
-// brokenCertificate is the number of the first certificate that cannot be read, where Envoy would refuse all; 0 when there is none.
-func brokenCertificate(chain []byte) int {
+// checkCertificates refuses what has a certificate in it that cannot be read, or not all of one: Envoy would refuse all.
+func checkCertificates(chain []byte) error {
+	blocks, err := pemtext.Blocks(chain)
+	if err != nil {
+		return err
+	}
 	n := 0
-	for block, rest := pem.Decode(chain); block != nil; block, rest = pem.Decode(rest) {
+	for _, block := range blocks {
 		if block.Type != "CERTIFICATE" {
 			continue
 		}
 		n++
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return n
+			return fmt.Errorf("certificate %d cannot be read", n)
 		}
 	}
-	return 0
+	return nil
 }
 
 // checkStrength refuses keys that Envoy does.
@@ -227,19 +233,17 @@ func (d *document) checkRevoked(spec *SecretSpec) {
 	if len(spec.Authorities) == 0 {
 		d.refuseAt(d.place(field), field, "", "a list of revoked certificates without the authority's", "add ca.crt")
 	}
-	count := 0
-	for rest := spec.Revoked; ; {
-		block, more := pem.Decode(rest)
-		if block == nil {
-			break
-		}
+	blocks, err := pemtext.Blocks(spec.Revoked)
+	for i, block := range blocks {
 		if _, err := x509.ParseRevocationList(block.Bytes); err != nil || block.Type != "X509 CRL" {
-			d.refuseAt(d.place(field), field, "", fmt.Sprintf("part %d cannot be read as a list of revoked certificates", count+1), "put in PEM blocks X509 CRL")
+			d.refuseAt(d.place(field), field, "", fmt.Sprintf("part %d cannot be read as a list of revoked certificates", i+1), "put in PEM blocks X509 CRL")
 			return
 		}
-		count, rest = count+1, more
 	}
-	if count == 0 {
+	switch {
+	case err != nil:
+		d.refuseAt(d.place(field), field, "", err.Error(), "put in whole PEM blocks X509 CRL")
+	case len(blocks) == 0:
 		d.refuseAt(d.place(field), field, "", "no list of revoked certificates can be read of it", "put in PEM blocks X509 CRL")
 	}
 }

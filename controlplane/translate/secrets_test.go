@@ -97,7 +97,8 @@ func TestSecretsThatEnvoyWouldNotTakeAreRefused(t *testing.T) {
 		key  crypto.Signer
 		more []byte
 	}{
-		"1024 bits": {weak, nil}, "curve P-224": {small, nil}, "certificate 2 of tls.crt": {good, broken}, "": {good, nil},
+		"1024 bits": {weak, nil}, "curve P-224": {small, nil}, "tls.crt: certificate 2 cannot be read": {good, broken},
+		"tls.crt: 1 of its 2 PEM blocks": {good, broken[:40]}, "": {good, nil},
 	} {
 		template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
 		der, err := x509.CreateCertificate(rand.Reader, template, template, c.key.Public(), c.key)
