@@ -308,6 +308,14 @@ func TestResolvConfIsReadAgainWhenItChanges(t *testing.T) {
 	if got := values(ask(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"2.2.2.2"}) {
 		t.Errorf("after the change: %v", got)
 	}
+	writeResolvConf(t, path, one)
+	c.advance(-24 * time.Hour) // the clock is put right
+	if got := values(ask(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"1.1.1.1"}) {
+		t.Errorf("with a clock that was put back: %v", got)
+	}
+	writeResolvConf(t, path, two)
+	c.advance(2 * time.Second)
+	ask(t, s, "x.example.", dns.TypeA)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

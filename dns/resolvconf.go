@@ -115,8 +115,12 @@ type confFile struct {
 // look reads the file if it is time for it and it has changed.
 func (f *confFile) look(now time.Time) {
 	due := f.due.Load()
-	if now.UnixNano() < due || !f.due.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) {
+	wait := due - now.UnixNano()
+	if wait > 0 && wait <= int64(checkEvery) { // a longer one is of a clock that was put back since
 		return
+	}
+	if !f.due.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) {
+		return // another does it
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
