@@ -152,12 +152,14 @@ func TestWithoutTableQuestionsAreForwardedWhereToldSo(t *testing.T) {
 	}
 }
 
+// Whoever has seen a name of one table gets none of the table before it for another name.
 func TestTablesAreSwappedInWhole(t *testing.T) {
+	const hosts, most = 50, 1 << 16
 	s := start(t, Config{ResolvConf: resolvConfOf(t)}, nil)
-	of := func(generation byte) *Table {
+	of := func(generation int) *Table {
 		t := &Table{Hosts: make(map[string]Entry)}
-		for i := range 50 {
-			t.Hosts[fmt.Sprintf("h%d.example", i)] = Entry{IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, generation})}}
+		for i := range hosts {
+			t.Hosts[fmt.Sprintf("h%d.example", i)] = Entry{IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(generation >> 8), byte(generation)})}}
 		}
 		return t
 	}
@@ -165,7 +167,7 @@ func TestTablesAreSwappedInWhole(t *testing.T) {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for i := byte(1); ; i++ {
+		for i := range most {
 			select {
 			case <-stop:
 				return
@@ -174,13 +176,24 @@ func TestTablesAreSwappedInWhole(t *testing.T) {
 			}
 		}
 	}()
-	for i := range 200 {
-		if got := ask(t, s, fmt.Sprintf("h%d.example.", i%50), dns.TypeA); len(got.Answer) != 1 {
-			t.Error(got)
+	seen, last := map[int]bool{}, -1
+	for i := range 20 * hosts {
+		got := ask(t, s, fmt.Sprintf("h%d.example.", i%hosts), dns.TypeA)
+		if len(got.Answer) != 1 {
+			t.Fatal(got)
 		}
+		ip := got.Answer[0].(*dns.A).A.To4()
+		generation := int(ip[2])<<8 | int(ip[3])
+		if generation < last {
+			t.Fatalf("table %d after table %d", generation, last)
+		}
+		last, seen[generation] = generation, true
 	}
 	close(stop)
 	<-done
+	if len(seen) < 2 {
+		t.Errorf("only the tables %v were seen: nothing is proved", seen)
+	}
 }
 
 func TestHeadlessServiceOfThousandsIsTruncatedByUDPAndWholeByTCP(t *testing.T) {
