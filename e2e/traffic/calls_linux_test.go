@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -116,15 +117,44 @@ func (f *traffic) keepCalling(c *caller) {
 			return
 		default:
 		}
+		began := time.Now()
 		if err := c.call(n); err != nil {
+			took := time.Since(began).Round(time.Millisecond)
 			select {
-			case f.failed <- fmt.Sprintf("%s: %v, after %d answers; what was done: %s", c.name, err, c.made.Load(), f.doing.Load()):
+			case f.failed <- fmt.Sprintf("%s: %v, from %s for %v, after %d answers; what was done: %s\n%s",
+				c.name, err, began.Format(time.StampMilli), took, c.made.Load(), f.doing.Load(), f.w.evidence()):
 			default:
 			}
 			return
 		}
 		c.made.Add(1)
 	}
+}
+
+// telling are the statistics that tell why a connection ended, and how long certificates are good for.
+var telling = regexp.MustCompile(`(connect_(fail|timeout)|none_healthy|no_healthy|no_route|no_filter_chain|ssl\.(fail|connection_error)\w*|fail_verify_\w+|` +
+	`connection_error|downstream_cx_(overflow|overload)\w*|rbac\.\w*denied|expiration_unix_time_seconds|rx_reset|flow_timeout|idle_timeout): [1-9]`)
+
+// evidence is what the proxies counted.
+func (w *world) evidence() string {
+	var text strings.Builder
+	for _, i := range w.Instances() {
+		client := w.client(i.Name, false)
+		client.Timeout = 2 * time.Second
+		response, err := client.Get("http://127.0.0.1:15000/stats?usedonly")
+		if err != nil {
+			fmt.Fprintf(&text, "%s: %v\n", i.Name, err)
+			continue
+		}
+		lines := bufio.NewScanner(response.Body)
+		for lines.Scan() {
+			if telling.MatchString(lines.Text()) {
+				fmt.Fprintf(&text, "%s: %s\n", i.Name, lines.Text())
+			}
+		}
+		_ = response.Body.Close()
+	}
+	return text.String()
 }
 
 // check ends the test when a request failed.
