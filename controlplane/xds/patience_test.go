@@ -36,13 +36,62 @@ func TestClientThatRefusesAgainAndAgainIsAttendedToLess(t *testing.T) {
 	r.only("in sync", func(s ClientStatus) bool { return s.InSync })
 }
 
+func TestClientThatAcceptsBetweenItsRefusalsIsAttendedToLess(t *testing.T) {
+	const takes = 2 * time.Millisecond
+	r, c := startSmall(t)
+	c.subscribe(lds, "*")
+	alternate := func(times int) {
+		for range times {
+			c.refuse(1)
+			c.ack(c.next())
+			c.unsubscribe(lds, "*")
+			c.subscribe(lds, "*")
+		}
+	}
+	alternate(patience + 10)
+	r.source.blamesFor(takes)
+	const more = 3
+	start := time.Now()
+	alternate(more)
+	if took := time.Since(start); took < (more-1)*takes*restFactor {
+		t.Errorf("%d more refusals, of which each takes %v, were answered within %v", more, takes, took)
+	}
+}
+
+func TestRefusalsOfLongAgoAreForgotten(t *testing.T) {
+	const took = 10 * time.Millisecond
+	var r refusals
+	now := time.Now()
+	rests := func(want time.Duration) {
+		t.Helper()
+		if got := r.rest(took, now); got != want {
+			t.Errorf("after %d refusals it rests for %v, and not for %v", r.times, got, want)
+		}
+	}
+	for range patience - 1 {
+		r.add(now)
+		rests(0)
+	}
+	for factor := 1; factor < restFactor; factor *= 2 {
+		now = now.Add(forgetting - 1)
+		r.add(now)
+		rests(time.Duration(factor) * took)
+	}
+	r.add(now)
+	rests(restFactor * took)
+	now = now.Add(forgetting)
+	rests(0)
+	r.add(now)
+	rests(0)
+}
+
 func TestClientThatIsAttendedToLessIsSentWhatChanges(t *testing.T) {
 	r, c := startSmall(t)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 	c.subscribe(lds, "*")
 	c.refuse(patience + restFactor)
-	r.source.blamesFor(10 * time.Millisecond) // half a second of rest
+	r.source.blamesFor(10 * time.Millisecond) // a second of rest
 	w := small
 	for range 20 { // on a machine that stood still meanwhile the request is read in time
 		c.nack(c.next(), "no")

@@ -42,7 +42,7 @@ type subscription struct {
 	acked       *sent
 	ackedAt     time.Time
 	rejection   *Rejection // the last one
-	refusals    int        // in a row, without anything that was accepted
+	refusals    refusals
 }
 
 // sent is a response that was sent.
@@ -226,7 +226,7 @@ func (s *subscription) settle(nonce string) *sent {
 }
 
 func (s *subscription) ack(b *sent) {
-	s.acked, s.ackedAt, s.refusals = b.told(), time.Now(), 0
+	s.acked, s.ackedAt = b.told(), time.Now()
 	if len(s.refused) > 0 {
 		s.pardon(b.resources)
 	}
@@ -279,7 +279,7 @@ func (s *subscription) nack(b *sent, reason string) *Rejection {
 	}
 	slices.Sort(rejection.Resources)
 	s.rejection = rejection
-	s.refusals++
+	s.refusals.add(rejection.At)
 	return rejection
 }
 
