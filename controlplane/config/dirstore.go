@@ -113,6 +113,11 @@ func (s *DirStore) Run(ctx context.Context) error {
 		return s.poll(ctx)
 	}
 	defer watcher.Close()
+	var mounted <-chan struct{}
+	if mounts, err := filewatch.WatchMounts(s.cfg.Paths...); err == nil { // else it is seen when the files are looked at besides
+		defer mounts.Close()
+		mounted = mounts.Changes
+	}
 	f := &follower{store: s, watcher: watcher, every: s.cfg.Rescan}
 	f.scan() // what changed since New
 	for {
@@ -127,6 +132,9 @@ func (s *DirStore) Run(ctx context.Context) error {
 		case err := <-watcher.Failures:
 			// Most likely an overflow: some events are lost, and a look at all files makes up for them.
 			s.log.Debug("watching the configuration's files", "err", err)
+			f.all = true
+			f.scan()
+		case <-mounted:
 			f.all = true
 			f.scan()
 		case <-f.timer():

@@ -1,0 +1,68 @@
+package filewatch
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The test runs again in a mount namespace of its own.
+func TestMountsThatConcernAPathAreToldOf(t *testing.T) {
+	if os.Getenv("PILOTFISH_TEST_MOUNTS") == "" {
+		if os.Getuid() != 0 {
+			t.Skip("only root can mount")
+		}
+		again := exec.Command("unshare", "--mount", os.Args[0], "-test.v", "-test.run", "^"+t.Name()+"$")
+		again.Env = append(os.Environ(), "PILOTFISH_TEST_MOUNTS=yes")
+		if out, err := again.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	root := t.TempDir()
+	watched := filepath.Join(root, "a name", "watched")
+	link := filepath.Join(root, "link")
+	for _, dir := range []string{filepath.Join(watched, "below"), filepath.Join(root, "other")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(watched, link); err != nil {
+		t.Fatal(err)
+	}
+	m, err := WatchMounts(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for _, dir := range []string{watched, filepath.Join(watched, "below"), filepath.Dir(watched)} {
+		// What concerns nobody comes first; of that there would be one change too many.
+		if err := unix.Mount("tmpfs", filepath.Join(root, "other"), "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		told(t, m, dir+" is mounted")
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Fatal(err)
+		}
+		told(t, m, dir+" is unmounted")
+		if err := unix.Unmount(filepath.Join(root, "other"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func told(t *testing.T, m *Mounts, what string) {
+	t.Helper()
+	select {
+	case <-m.Changes:
+	case <-time.After(30 * time.Second):
+		t.Fatalf("%s, and nobody is told", what)
+	}
+}
