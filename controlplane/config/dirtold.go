@@ -27,6 +27,9 @@ type toldFile struct {
 func (s *DirStore) Problems() []Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.told.count == 0 {
+		return nil
+	}
 	var problems []Problem
 	for _, path := range s.told.order {
 		problems = append(problems, s.told.files[path].problems...)
@@ -104,6 +107,9 @@ func unreadable(path string, err error) Problem {
 
 // logNew logs the problems that there were not before. Each names its file, so that others' need not be looked at.
 func (s *DirStore) logNew(next map[string]toldFile) {
+	if !anyProblems(next) { // as there are none mostly, and the files may be many
+		return
+	}
 	for _, path := range s.order {
 		if len(next[path].problems) == 0 {
 			continue
@@ -118,6 +124,15 @@ func (s *DirStore) logNew(next map[string]toldFile) {
 			}
 		}
 	}
+}
+
+func anyProblems(files map[string]toldFile) bool {
+	for _, of := range files {
+		if len(of.problems) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func levelOf(p Problem) slog.Level {

@@ -14,28 +14,38 @@ func Join(stores ...Store) *Joined { return &Joined{stores: slices.Clone(stores)
 
 // List implements Store.
 func (j *Joined) List(kind Kind) []*Resource {
-	if len(j.stores) == 1 {
-		return j.stores[0].List(kind)
-	}
 	all, _ := j.merge(kind)
 	return all
 }
 
 // merge gives the resources in force of a kind, and those that others hide.
 func (j *Joined) merge(kind Kind) (inForce []*Resource, hidden []hiding) {
-	winners := map[Key]*Resource{}
 	for _, store := range j.stores {
-		for _, r := range store.List(kind) {
-			if winner, taken := winners[r.Key]; taken {
-				hidden = append(hidden, hiding{winner: winner, loser: r})
-				continue
-			}
-			winners[r.Key] = r
-			inForce = append(inForce, r)
-		}
+		inForce, hidden = withOthers(inForce, store.List(kind), hidden)
 	}
-	slices.SortFunc(inForce, func(a, b *Resource) int { return compareKeys(a.Key, b.Key) })
 	return inForce, hidden
+}
+
+// withOthers adds a list to one that goes before it, both in order.
+func withOthers(first, others []*Resource, hidden []hiding) ([]*Resource, []hiding) {
+	if len(first) == 0 {
+		return others, hidden
+	}
+	if len(others) == 0 {
+		return first, hidden
+	}
+	all := make([]*Resource, 0, len(first)+len(others))
+	for _, r := range others {
+		for len(first) > 0 && compareKeys(first[0].Key, r.Key) < 0 {
+			all, first = append(all, first[0]), first[1:]
+		}
+		if len(first) > 0 && first[0].Key == r.Key {
+			hidden = append(hidden, hiding{winner: first[0], loser: r})
+			continue
+		}
+		all = append(all, r)
+	}
+	return append(all, first...), hidden
 }
 
 type hiding struct{ winner, loser *Resource }

@@ -73,7 +73,7 @@ func (c *claims) note(r *config.Resource) {
 	for _, host := range spec.GetHosts() {
 		c.written[strings.TrimSuffix(host, ".")] = struct{}{}
 	}
-	for _, d := range destinations(spec) {
+	for d := range destinations(spec) {
 		c.written[strings.TrimSuffix(d.destination.GetHost(), ".")] = struct{}{}
 	}
 }
@@ -110,7 +110,7 @@ func (c *claims) follow(v *VirtualService, resolve resolver) {
 		c.spread = append(c.spread, v)
 		return
 	}
-	for _, d := range destinations(v.Spec) {
+	for d := range destinations(v.Spec) {
 		host := resolve(d.destination.GetHost(), v.Namespace)
 		if rules := c.leads[host]; len(rules) == 0 || rules[len(rules)-1] != v {
 			c.leads[host] = append(rules, v)

@@ -127,7 +127,7 @@ func (c *checker) nearestHost(host, namespace string) string {
 }
 
 func (c *checker) virtualServices() {
-	taken := map[string]*VirtualService{}
+	taken := make(map[hostOf]*VirtualService, len(c.w.virtualServices.all))
 	for _, v := range c.w.virtualServices.all {
 		c.hosts(v, taken)
 		for i, g := range v.Gateways {
@@ -149,7 +149,7 @@ func (v *VirtualService) asWritten() *VirtualService {
 
 // rules checks where a document's routes lead.
 func (c *checker) rules(v *VirtualService) {
-	for _, d := range destinations(v.Spec) {
+	for d := range destinations(v.Spec) {
 		c.destination(v, d)
 	}
 	c.routes(v)
@@ -162,24 +162,28 @@ func (c *checker) rules(v *VirtualService) {
 }
 
 // hosts warns of names that nothing answers to, and of a second rule for a name, which sidecars do not merge.
-func (c *checker) hosts(v *VirtualService, taken map[string]*VirtualService) {
+func (c *checker) hosts(v *VirtualService, taken map[hostOf]*VirtualService) {
 	if !v.For(MeshGateway) {
 		return
 	}
+	exported := canonicalExport(v.exportTo)
 	for i, host := range v.Hosts {
-		field, written := fmt.Sprintf("spec.hosts[%d]", i), v.Spec.GetHosts()[i]
-		key := host + "\x00" + canonicalExport(v.exportTo)
-		if first := taken[key]; first != nil && first != v {
-			c.find(config.HostTaken, v.Resource, field, written, fmt.Sprintf("sidecars follow the older %s for this host; this one has no effect on them", first.Key),
+		written, of := v.Spec.GetHosts()[i], hostOf{host, exported}
+		if first := taken[of]; first != nil && first != v {
+			c.find(config.HostTaken, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written,
+				fmt.Sprintf("sidecars follow the older %s for this host; this one has no effect on them", first.Key),
 				"put all routes of the host into one VirtualService")
 			continue
 		}
-		taken[key] = v
+		taken[of] = v
 		if !strings.Contains(written, ".") && written != "*" && c.service(written, v.Namespace) == nil {
-			c.find(config.UnknownHost, v.Resource, field, written, fmt.Sprintf("there is no service %s", host), c.nearestHost(written, v.Namespace))
+			c.find(config.UnknownHost, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, fmt.Sprintf("there is no service %s", host), c.nearestHost(written, v.Namespace))
 		}
 	}
 }
+
+// hostOf is a host of VirtualServices that are exported alike.
+type hostOf struct{ host, exportTo string }
 
 func (c *checker) gatewayExists(v *VirtualService, i int, gateway string) {
 	if gateway == MeshGateway {
@@ -208,7 +212,7 @@ func (c *checker) destination(v *VirtualService, d placed) {
 	host := d.destination.GetHost()
 	svc := c.service(host, v.Namespace)
 	if svc == nil {
-		c.unknownHost(v.Resource, d.path+".host", host, "what is routed there is answered with 503")
+		c.unknownHost(v.Resource, d.path()+".host", host, "what is routed there is answered with 503")
 		return
 	}
 	c.port(v, d, svc)
@@ -227,7 +231,7 @@ func (c *checker) port(v *VirtualService, d placed, svc *registry.Service) {
 	for i, p := range svc.Ports {
 		ports[i] = fmt.Sprint(p.Number)
 	}
-	c.find(config.UnknownPort, v.Resource, d.path+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
+	c.find(config.UnknownPort, v.Resource, d.path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
 		"its ports are "+strings.Join(ports, ", "))
 }
 
@@ -258,7 +262,7 @@ func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
 			remedy = fmt.Sprintf("%s has the subsets %s", rule.From[0].Key, strings.Join(names, ", "))
 		}
 	}
-	c.find(config.UnknownSubset, v.Resource, d.path+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
+	c.find(config.UnknownSubset, v.Resource, d.path()+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
 }
 
 func (c *checker) destinationRules() {

@@ -34,7 +34,7 @@ func (c *checker) emptySubset(v *VirtualService, d placed, svc *registry.Service
 			return
 		}
 	}
-	c.find(config.SubsetWithoutEndpoints, v.Resource, d.path+".subset", d.destination.GetSubset(),
+	c.find(config.SubsetWithoutEndpoints, v.Resource, d.path()+".subset", d.destination.GetSubset(),
 		fmt.Sprintf("none of the endpoints of %s has the labels %s: what is routed there is answered with 503", svc.Hostname, labelText(subset.GetLabels())),
 		"correct the labels of the subset or of the workloads")
 }

@@ -18,79 +18,83 @@ const maxCompared = 1000
 func (c *checker) routes(v *VirtualService) {
 	var before []earlier[*networking.HTTPMatchRequest]
 	for i, r := range v.Spec.GetHttp() {
-		at := fmt.Sprintf("spec.http[%d]", i)
+		at := routeAt{"http", i}
 		before = unreachable(c, v, at, r.GetMatch(), before, func(a, b *networking.HTTPMatchRequest) bool { return coversHTTP(v, a, b) })
-		var weights []int32
-		for _, d := range r.GetRoute() {
-			weights = append(weights, d.GetWeight())
-		}
-		c.weights(v, at, weights)
+		weights(c, v, at, r.GetRoute())
 	}
 	var l4 []earlier[*networking.L4MatchAttributes]
 	for i, r := range v.Spec.GetTcp() {
-		l4 = unreachable(c, v, fmt.Sprintf("spec.tcp[%d]", i), r.GetMatch(), l4, func(a, b *networking.L4MatchAttributes) bool { return coversL4(v, a, b) })
-		c.layer4Weights(v, fmt.Sprintf("spec.tcp[%d]", i), r.GetRoute())
+		at := routeAt{"tcp", i}
+		l4 = unreachable(c, v, at, r.GetMatch(), l4, func(a, b *networking.L4MatchAttributes) bool { return coversL4(v, a, b) })
+		weights(c, v, at, r.GetRoute())
 	}
 	var tls []earlier[*networking.TLSMatchAttributes]
 	for i, r := range v.Spec.GetTls() {
-		tls = unreachable(c, v, fmt.Sprintf("spec.tls[%d]", i), r.GetMatch(), tls, func(a, b *networking.TLSMatchAttributes) bool { return coversTLS(v, a, b) })
-		c.layer4Weights(v, fmt.Sprintf("spec.tls[%d]", i), r.GetRoute())
+		at := routeAt{"tls", i}
+		tls = unreachable(c, v, at, r.GetMatch(), tls, func(a, b *networking.TLSMatchAttributes) bool { return coversTLS(v, a, b) })
+		weights(c, v, at, r.GetRoute())
 	}
 }
 
-func (c *checker) layer4Weights(v *VirtualService, at string, routes []*networking.RouteDestination) {
-	var weights []int32
-	for _, d := range routes {
-		weights = append(weights, d.GetWeight())
-	}
-	c.weights(v, at, weights)
+// routeAt is the place of a route; its path is made only for who asks.
+type routeAt struct {
+	list string
+	i    int
 }
 
-func (c *checker) weights(v *VirtualService, at string, weights []int32) {
+func (r routeAt) String() string { return fmt.Sprintf("spec.%s[%d]", r.list, r.i) }
+
+func weights[D interface{ GetWeight() int32 }](c *checker, v *VirtualService, at routeAt, to []D) {
 	total := 0
-	for _, w := range weights {
-		total += int(w)
+	for _, d := range to {
+		total += int(d.GetWeight())
 	}
-	if len(weights) > 1 && total != 100 {
-		c.tell(config.WeightsUnlike, config.Info, v.Resource, at+".route", fmt.Sprint(total),
+	if len(to) > 1 && total != 100 {
+		c.tell(config.WeightsUnlike, config.Info, v.Resource, at.String()+".route", fmt.Sprint(total),
 			"the weights do not add up to 100: they are taken as proportions", "make them add up to 100, if percentages were meant")
 	}
 }
 
-// earlier is a match that comes before others. The zero match takes everything.
+// earlier is a match that comes before others.
 type earlier[M any] struct {
 	match M
-	all   bool
-	path  string
+	route routeAt
+	at    int // of the match in its route; -1 for a route without, which takes everything
+}
+
+func (e earlier[M]) String() string {
+	if e.at < 0 {
+		return e.route.String()
+	}
+	return fmt.Sprintf("%v.match[%d]", e.route, e.at)
 }
 
 // unreachable tells of a route, or of single matches of it, that those before take all of, and gives the longer list of
 // those before.
-func unreachable[M any](c *checker, v *VirtualService, at string, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
-	var none M
-	own := []earlier[M]{{match: none, all: true, path: at}}
-	if len(matches) > 0 {
-		own = own[:0]
-		for j, m := range matches {
-			own = append(own, earlier[M]{match: m, path: fmt.Sprintf("%s.match[%d]", at, j)})
-		}
+func unreachable[M any](c *checker, v *VirtualService, at routeAt, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
+	var own []earlier[M]
+	for j, m := range matches {
+		own = append(own, earlier[M]{match: m, route: at, at: j})
 	}
-	by := make([]string, len(own))
+	if len(own) == 0 {
+		own = []earlier[M]{{route: at, at: -1}}
+	}
+	by := make([]*earlier[M], len(own))
 	lost := 0
 	for j, m := range own {
-		if i := slices.IndexFunc(before, func(e earlier[M]) bool { return e.all || !m.all && covers(e.match, m.match) }); i >= 0 {
-			by[j] = before[i].path
+		if i := slices.IndexFunc(before, func(e earlier[M]) bool { return e.at < 0 || m.at >= 0 && covers(e.match, m.match) }); i >= 0 {
+			by[j] = &before[i]
 			lost++
 		}
 	}
 	const remedy = "move it before the one that takes its requests, or remove it"
 	switch {
 	case lost == len(own):
-		c.find(config.UnreachableRoute, v.Resource, at, "", "the route is never reached: "+by[0]+" takes all that it matches", remedy)
+		c.find(config.UnreachableRoute, v.Resource, at.String(), "", fmt.Sprintf("the route is never reached: %v takes all that it matches", by[0]), remedy)
 	case lost > 0:
 		for j := range own {
-			if by[j] != "" {
-				c.find(config.UnreachableRoute, v.Resource, own[j].path, "", "the match is never reached: "+by[j]+" takes all of it", remedy)
+			if by[j] != nil {
+				c.find(config.UnreachableRoute, v.Resource, own[j].String(), "", fmt.Sprintf("the match is never reached: %v takes all of it", by[j]), remedy)
 			}
 		}
 	}

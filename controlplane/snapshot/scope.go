@@ -258,7 +258,7 @@ func (w *world) addServices(sc *Scope) {
 	sc.targets, sc.services = map[string]struct{}{}, map[string]*registry.Service{}
 	if sc.Sidecar != nil {
 		for _, v := range sc.VirtualServices {
-			for _, d := range destinations(v.Spec) {
+			for d := range destinations(v.Spec) {
 				sc.targets[w.resolve(d.destination.GetHost(), v.Namespace)] = struct{}{}
 			}
 		}
