@@ -30,6 +30,7 @@ func TestNoRequestOfACapturedMeshFailsWhateverIsChanged(t *testing.T) {
 		var err error
 		switch n % 30 {
 		case 10:
+			w.renewed(f)
 			err = w.StopControlPlane(w.ctx)
 		case 20:
 			err = w.StartControlPlane(w.ctx)

@@ -72,6 +72,25 @@ func (w *world) rotate(f *traffic) (onlyNew func()) {
 	}
 }
 
+// renewed waits until the certificate of every Envoy is good for most of its life. A control plane that is stopped as soon as it
+// serves again renews none, and how long that takes is the machine's affair: certificates are to outlast one stop, not all of them.
+func (w *world) renewed(f *traffic) {
+	w.t.Helper()
+	for _, i := range w.Instances() {
+		testenv.Eventually(w.t, i.Name+" has a certificate that is good for long", func() error {
+			f.check()
+			_, leaf, err := w.trust(i.Name)
+			if err != nil {
+				return err
+			}
+			if left := time.Until(leaf.NotAfter); left < *life/2 {
+				return fmt.Errorf("it ends in %s", left)
+			}
+			return nil
+		})
+	}
+}
+
 // trust asks an instance's Envoy whom it trusts, and for its own certificate.
 func (w *world) trust(instance string) (roots []*x509.Certificate, leaf *x509.Certificate, err error) {
 	client := http.Client{Timeout: callTimeout, Transport: &http.Transport{
