@@ -156,6 +156,14 @@ spec:
   clusterIP: None
   selector: {app: a}
   ports: [{name: tcp, port: 9080, appProtocol: tcp}, {name: udp, port: 7000, protocol: UDP}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: alone}
+spec:
+  clusterIP: None
+  selector: {app: a}
+  ports: [{name: udp, port: 7000, protocol: UDP}]
 `
 
 // tells asks by a datagram from an instance's place, and gives the answer or why there is none.
@@ -191,7 +199,7 @@ func TestDatagramsReachServicesByName(t *testing.T) {
 		return said["a-1 was called from "+b.App.String()] > 0 && said["a-2 was called from "+b.App.String()] > 0
 	})
 	eventually(t, "an answer of itself", func() bool { return m.tells("a-1", "a:700") == "a-1 was called from "+a1.App.String() })
-	for _, to := range []string{"a-1.each-a:7000", "each-a:7000"} {
+	for _, to := range []string{"a-1.each-a:7000", "each-a:7000", "alone:7000", "a-2.alone:7000"} {
 		if got := m.tells("b", to); !strings.HasSuffix(got, " was called from "+b.App.String()) {
 			t.Errorf("%s: %s", to, got)
 		}
@@ -205,6 +213,10 @@ func TestDatagramsReachServicesByName(t *testing.T) {
 	}
 	defer conn.Close()
 	m.instanceOf(a1).leave()
+	eventually(t, "that a service of datagrams alone is the second instance", func() bool {
+		found, err := m.placeOf("b").lookup(context.Background(), "alone")
+		return err == nil && len(found) == 1 && found[0] == a2.App.String()
+	})
 	asked := func() string {
 		_ = conn.SetDeadline(time.Now().Add(time.Second))
 		_, _ = conn.Write([]byte("who?"))

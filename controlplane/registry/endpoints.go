@@ -23,7 +23,7 @@ type served struct {
 }
 
 // newServed joins the endpoints that the service's document lists with those of the workloads it selects. Of before
-// (nil for a new service) the endpoints are used again when they are the same.
+// (nil for a new service) each list is used again when it is the same.
 func newServed(s *source, i int, workloads *crowd, before *served) *served {
 	service := s.services[i]
 	out := &served{endpoints: s.listed[i]}
@@ -32,6 +32,9 @@ func newServed(s *source, i int, workloads *crowd, before *served) *served {
 	}
 	if before != nil && slices.EqualFunc(before.endpoints, out.endpoints, Endpoint.equal) {
 		out.endpoints = before.endpoints
+	}
+	if before != nil && slices.EqualFunc(before.datagrams, out.datagrams, Endpoint.equal) {
+		out.datagrams = before.datagrams
 	}
 	return out
 }

@@ -180,7 +180,8 @@ func (r *Registry) Endpoints(s *Service) []Endpoint {
 	return nil
 }
 
-// Datagrams gives the workloads that serve a service's ports of UDP, which are not among its endpoints.
+// Datagrams gives the workloads that serve a service's ports of UDP, which are not among its endpoints. Nobody may change
+// the slice.
 func (r *Registry) Datagrams(s *Service) []Endpoint {
 	if served := r.served[s]; served != nil {
 		return served.datagrams

@@ -20,6 +20,8 @@ type Endpoint struct {
 // the same, so does the pointer.
 type Instances struct {
 	Endpoints []Endpoint
+	// Datagrams are the places of ports of UDP, which names alone lead to.
+	Datagrams []registry.Endpoint
 	facts     map[uint32]*Facts
 	source    []registry.Endpoint
 }
@@ -53,14 +55,18 @@ type instancesBuilder struct {
 	trustDomain string
 }
 
-// sameSource says whether instances were made of the same list of endpoints.
-func (i *Instances) sameSource(eps []registry.Endpoint) bool {
-	return i != nil && len(i.source) == len(eps) && unsafe.SliceData(i.source) == unsafe.SliceData(eps)
+// sameSource says whether instances were made of the same lists.
+func (i *Instances) sameSource(eps, datagrams []registry.Endpoint) bool {
+	return i != nil && sameSlice(i.source, eps) && sameSlice(i.Datagrams, datagrams)
+}
+
+func sameSlice(a, b []registry.Endpoint) bool {
+	return len(a) == len(b) && unsafe.SliceData(a) == unsafe.SliceData(b)
 }
 
 // build makes the instances of a service; old, which may be nil, is given back when nothing differs.
-func (b instancesBuilder) build(svc *registry.Service, eps []registry.Endpoint, old *Instances) *Instances {
-	in := &Instances{source: eps, Endpoints: make([]Endpoint, len(eps)), facts: make(map[uint32]*Facts, len(svc.Ports))}
+func (b instancesBuilder) build(svc *registry.Service, eps, datagrams []registry.Endpoint, old *Instances) *Instances {
+	in := &Instances{source: eps, Endpoints: make([]Endpoint, len(eps)), Datagrams: datagrams, facts: make(map[uint32]*Facts, len(svc.Ports))}
 	for i := range eps {
 		e := &eps[i]
 		mtls := e.MTLS && !svc.External && b.peerAuth.mode(e.Namespace, e.Labels, e.Port) != Disable
@@ -119,7 +125,7 @@ func SPIFFEID(trustDomain, namespace, serviceAccount string) string {
 }
 
 func equalInstances(a, b *Instances) bool {
-	if len(a.Endpoints) != len(b.Endpoints) {
+	if len(a.Endpoints) != len(b.Endpoints) || !sameSlice(a.Datagrams, b.Datagrams) {
 		return false
 	}
 	for i := range a.Endpoints {

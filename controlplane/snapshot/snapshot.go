@@ -192,12 +192,12 @@ func (b *build) buildInstances() {
 	builder := instancesBuilder{peerAuth: b.next.peerAuth, trustDomain: b.next.Mesh.GetTrustDomain()}
 	b.next.instances = make(map[*registry.Service]*Instances, len(reg.Services))
 	for _, svc := range reg.Services {
-		old, eps := b.prev.instances[svc], reg.Endpoints(svc)
-		if b.next.peerAuth == b.prev.peerAuth && old.sameSource(eps) {
+		old, eps, datagrams := b.prev.instances[svc], reg.Endpoints(svc), reg.Datagrams(svc)
+		if b.next.peerAuth == b.prev.peerAuth && old.sameSource(eps, datagrams) {
 			b.next.instances[svc] = old
 			continue
 		}
-		b.next.instances[svc] = builder.build(svc, eps, old)
+		b.next.instances[svc] = builder.build(svc, eps, datagrams, old)
 	}
 }
 

@@ -1,10 +1,13 @@
 package translate_test
 
 import (
+	"slices"
 	"testing"
 
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	"github.com/google/go-cmp/cmp"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
@@ -41,6 +44,64 @@ spec: {address: 127.203.40.2, labels: {app: db}}
 		}
 		if found != (what == "somewhere") {
 			t.Errorf("served %s: there is a listener for its port: %v", what, found)
+		}
+	}
+}
+
+const datagramsAlone = `
+apiVersion: v1
+kind: Service
+metadata: {name: syslog, namespace: one}
+spec: {clusterIP: None, selector: {app: syslog}, ports: [{name: log, port: 514, targetPort: 5514, protocol: UDP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: resolver, namespace: one}
+spec: {clusterIP: None, selector: {app: syslog}, ports: [{name: dns, port: 53, targetPort: 1053, protocol: UDP}, {name: dns-tcp, port: 53, targetPort: 2053}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: syslog-0, namespace: one}
+spec: {address: 127.203.40.2, labels: {app: syslog}}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: syslog-1, namespace: one}
+spec: {address: 127.203.40.3, labels: {app: syslog}}
+`
+
+// No proxy carries datagrams, so that a service that has no other ports has no endpoints: its name leads to it all the same.
+func TestAHeadlessServiceOfDatagramsAloneHasNames(t *testing.T) {
+	for _, how := range []string{" INTERCEPTION_MODE=REDIRECT", ""} {
+		proxied := "sidecar a-1.one 127.203.41.1 app=a" + how
+		m := newTestMesh(t, nil, datagramsAlone)
+		all := func(service string, ports ...string) map[string]translate.DescribedName {
+			host := service + ".one.svc.cluster.local"
+			one := translate.DescribedName{Registry: "Kubernetes", Namespace: "one"}
+			whole, first, second := one, one, one
+			whole.ShortName, whole.IPs, whole.Ports = service, []string{"127.203.40.2", "127.203.40.3"}, ports
+			first.ShortName, first.IPs = "syslog-0."+service, whole.IPs[:1]
+			second.ShortName, second.IPs = "syslog-1."+service, whole.IPs[1:]
+			return map[string]translate.DescribedName{host: whole, "syslog-0." + host: first, "syslog-1." + host: second}
+		}
+		want := all("syslog", "_log._udp 5514")
+		for host, name := range all("resolver", "_dns._udp 1053", "_dns-tcp._tcp 2053") {
+			want[host] = name
+		}
+		if diff := cmp.Diff(want, names(t, m, proxied)); diff != "" {
+			t.Errorf("%q: %s", how, diff)
+		}
+		// The proxies are told when that changes.
+		change := m.delete(config.Key{Kind: config.WorkloadEntry, Namespace: "one", Name: "syslog-0"})
+		var changed []string
+		for _, svc := range change.Endpoints {
+			changed = append(changed, svc.Name)
+		}
+		if !slices.Contains(changed, "syslog") {
+			t.Errorf("%q: a workload left, and only %q differ", how, changed)
+		}
+		if ips := names(t, m, proxied)["syslog.one.svc.cluster.local"].IPs; !slices.Equal(ips, []string{"127.203.40.3"}) {
+			t.Errorf("%q: afterwards the name is %q", how, ips)
 		}
 	}
 }

@@ -118,19 +118,15 @@ func (v view) addInstances(table map[string]nameInfo, info *nameInfo, svc *regis
 		return
 	}
 	seen := map[netip.Addr]bool{}
-	ports := map[uint32]uint32{} // of the service → of its instances; 0 when they differ
-	for _, e := range instances.Endpoints {
+	streams, datagrams := instancePorts{}, instancePorts{}
+	each := func(e *registry.Endpoint, ports instancePorts) {
 		at, err := netip.ParseAddr(e.Address)
 		if err != nil {
-			continue
+			return
 		}
-		if number, known := ports[e.ServicePort]; !known {
-			ports[e.ServicePort] = e.Port
-		} else if number != e.Port {
-			ports[e.ServicePort] = 0
-		}
+		ports.add(e)
 		if seen[at] {
-			continue
+			return
 		}
 		seen[at] = true
 		info.addresses = append(info.addresses, at)
@@ -142,10 +138,31 @@ func (v view) addInstances(table map[string]nameInfo, info *nameInfo, svc *regis
 			table[e.Workload+"."+svc.Hostname] = one
 		}
 	}
+	for _, e := range instances.Endpoints {
+		each(e.Endpoint, streams)
+	}
+	for i := range instances.Datagrams {
+		each(&instances.Datagrams[i], datagrams)
+	}
 	for _, p := range svc.Ports {
+		ports := streams
+		if p.Protocol == registry.UDP {
+			ports = datagrams
+		}
 		if number := ports[p.Number]; number != 0 {
 			info.ports = append(info.ports, portName(p, number))
 		}
+	}
+}
+
+// instancePorts are the numbers at a service's instances of the service's ports; 0 where instances differ.
+type instancePorts map[uint32]uint32
+
+func (p instancePorts) add(e *registry.Endpoint) {
+	if number, known := p[e.ServicePort]; !known {
+		p[e.ServicePort] = e.Port
+	} else if number != e.Port {
+		p[e.ServicePort] = 0
 	}
 }
 
