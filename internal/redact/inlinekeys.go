@@ -58,7 +58,7 @@ func afterMark(after string) string {
 	switch {
 	case trimEnds(after) == "", text[0] == '\\', text[0] == '%': // a key in one line
 		return ""
-	case len(text) < len(after) && pieceAt(text, 0) >= leastPiece: // with blanks for the ends of lines
+	case len(text) < len(after) && pieceAt(text, 0) >= leastKey: // with blanks for the ends of lines
 		return ""
 	}
 	return withoutPieces(after)

@@ -13,8 +13,12 @@ const (
 	// mostForeignLines is how many lines of others may come within a key: several threads and processes write to one log,
 	// and an access log in pieces of 64 KiB.
 	mostForeignLines = 1000
-	// leastPiece is how long a text must be to count as a piece of a key's line by what it is made of alone.
-	leastPiece = 16
+	// leastPiece is how long a text within a key must be to count as a piece of one of its lines by what it is made of alone,
+	// where another's text is glued to it: what is shorter may be a word of that text. Seven letters are 42 bits. Whoever has
+	// so many of the 256 of an elliptic curve's key still has 2^107 to try, and to an RSA key they are no help.
+	leastPiece = 8
+	// leastKey is how long a text must be that begins a key by what it is made of alone, behind a mark and a blank.
+	leastKey   = 16
 	keyBegins  = "-----BEGIN "
 	keyEnds    = "-----END "
 	keyMark    = "PRIVATE KEY-----"
