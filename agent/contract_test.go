@@ -360,6 +360,16 @@ func TestMisspeltVariablesAreWarnedAbout(t *testing.T) {
 	}
 }
 
+func TestVariableThatCannotBeHonouredIsToldWithTheReason(t *testing.T) {
+	inDir(t, nil)
+	for value, warned := range map[string]bool{"true": true, "false": false, "": false} {
+		c := resolve(t, env("PEER_METADATA_DISCOVERY="+value))
+		if got := strings.Join(c.Warnings, "\n"); strings.Contains(got, "PEER_METADATA_DISCOVERY=true has no effect: the upstream release of Envoy") != warned {
+			t.Errorf("%q: warnings %q", value, c.Warnings)
+		}
+	}
+}
+
 var variableLiteral = regexp.MustCompile(`"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"`)
 
 // A variable that the code asks for and the list lacks would be warned about while it has an effect.
@@ -390,7 +400,7 @@ func TestEveryVariableThatIsReadIsKnownAndDocumented(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range knownVariables {
+	for _, name := range slices.Concat(sortedKeys(unsupported), knownVariables) {
 		if !strings.Contains(string(doc), "`"+name+"`") {
 			t.Errorf("docs/settings.md does not speak of %s", name)
 		}

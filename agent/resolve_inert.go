@@ -8,10 +8,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 )
 
-// unsupported are variables of the contract that change what the agent does, and that this agent does not honour yet,
-// each with the value that asks for no more than what happens anyway.
-var unsupported = map[string]string{
-	"PEER_METADATA_DISCOVERY": "false",
+// unsupported are variables of the contract that change what Istio's agent does, and that this agent cannot honour.
+var unsupported = map[string]struct {
+	idle string // the value that asks for no more than what happens anyway
+	why  string
+}{
+	"PEER_METADATA_DISCOVERY": {"false", "the upstream release of Envoy has no extension that discovers the metadata of peers"},
 }
 
 // inertVariables are of the contract too, but change only parts that this agent does not have, or that are read by something else beside it.
@@ -63,8 +65,8 @@ var serviceLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\
 // unheard warns of what was set and has no effect: what is not supported, and what looks like a name misspelt.
 func (r *resolver) unheard() {
 	for _, name := range sortedKeys(unsupported) {
-		if value := r.env.vars[name]; value != "" && value != unsupported[name] {
-			r.env.warn("%s=%s is not supported yet and has no effect", name, shown(name, value))
+		if value := r.env.vars[name]; value != "" && value != unsupported[name].idle {
+			r.env.warn("%s=%s has no effect: %s", name, shown(name, value), unsupported[name].why)
 		}
 	}
 	known := slices.Concat(sortedKeys(unsupported), inertVariables, knownVariables)
