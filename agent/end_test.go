@@ -348,15 +348,31 @@ func TestFrozenEnvoyIsKilledAtTheDeadline(t *testing.T) {
 // hangs makes an Envoy whose admin interface takes connections and never answers.
 func (s *setup) hangs(t *testing.T) string {
 	t.Helper()
-	script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }\n"+
-		"exec python3 -c 'import socket,signal,sys\nsignal.signal(signal.SIGTERM,lambda *a:sys.exit(0))\ns=socket.socket()\ns.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1)\ns.bind((\"%s\",15000))\ns.listen(99)\nprint(\"listening\",flush=True)\nsignal.pause()'\n", s.address)
+	script := fmt.Sprintf(`#!/bin/sh
+[ "$1" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }
+exec python3 -c '
+import signal, socket, sys
+def end(*_):
+    print("told to end", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("%s", 15000))
+s.listen(99)
+print("listening", flush=True)
+signal.pause()
+'
+`, s.address)
 	return s.program(t, "envoy", script)
 }
 
+// TestHangingAdminInterfaceDoesNotHoldUpTheEnd: each question to it is given up, and then all of them. The deadline is far
+// away, so that neither it nor SIGKILL can be what ended the wait.
 func TestHangingAdminInterfaceDoesNotHoldUpTheEnd(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.102.10.1")
-	s.env = append(s.env, "ENVOY_PATH="+s.hangs(t), "TERMINATION_GRACE_PERIOD=8", s.drainFor("0.5s"))
+	s.env = append(s.env, "ENVOY_PATH="+s.hangs(t), "TERMINATION_GRACE_PERIOD=10m", s.drainFor("0.5s"))
 	r := s.start(t)
 	r.eventually("the admin interface takes connections", func() error {
 		if !strings.Contains(r.out.String(), "listening") {
@@ -364,14 +380,13 @@ func TestHangingAdminInterfaceDoesNotHoldUpTheEnd(t *testing.T) {
 		}
 		return nil
 	})
-	began := time.Now()
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 && code != 137 { // what is slow to end after SIGTERM, as on a busy machine, is killed
-		t.Errorf("exit code %d", code)
+	select {
+	case <-r.done:
+	case <-time.After(3 * patience):
+		t.Fatal("the end waits for an answer that never comes")
 	}
-	if took := time.Since(began); took > patience {
-		t.Errorf("the end took %v, and the deadline is after 7.2s", took)
-	}
+	r.endsWith(0, "Envoy was not told to drain", "what it serves cannot be counted", "told to end")
 }
 
 func TestDrainIsEnoughWhenNothingIsLeftToWaitFor(t *testing.T) {
