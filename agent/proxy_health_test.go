@@ -1,8 +1,11 @@
 package agent
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"strconv"
@@ -181,11 +184,47 @@ func TestStormOfProbesCostsNoMemory(t *testing.T) {
 	storm(each, true)
 	storm(each/4, false)
 	t.Logf("%d probes in %v", callers*each*5/4, time.Since(began))
+	began = time.Now()
+	s.stormAtOnce(t, callers, each)
+	t.Logf("%d probes at once answered in %v", callers*each, time.Since(began))
 	after := anonymousKiB(t, r.cmd.Process.Pid)
 	t.Logf("after: %d KiB", after)
 	if after > before+mostGrowth {
 		t.Errorf("memory grew from %d to %d KiB", before, after)
 	}
+}
+
+// stormAtOnce sends all probes of each caller before it reads an answer: 10,000 in less than a second, however long their
+// answers take.
+func (s *setup) stormAtOnce(t *testing.T, callers, each int) {
+	t.Helper()
+	probes := strings.Repeat("GET /healthz/ready HTTP/1.1\r\nHost: x\r\n\r\n", each)
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			conn, err := net.DialTimeout("tcp", s.address+":15020", patience)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(2 * patience))
+			go func() { _, _ = io.WriteString(conn, probes) }() // its failure is one of the answers too
+			in := bufio.NewReader(conn)
+			for n := range each {
+				answer, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Errorf("answer %d: %v", n, err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, answer.Body)
+				if answer.StatusCode != http.StatusOK {
+					t.Errorf("answer %d is %d", n, answer.StatusCode)
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 func (r *running) waitSettled() {

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
@@ -129,6 +130,24 @@ func hostile(stop <-chan struct{}) map[string]http.HandlerFunc {
 			text("# TYPE app_hang counter\napp_hang 1\napp_hang{x=")(w, r)
 			_ = http.NewResponseController(w).Flush()
 			hang(w, r)
+		},
+		"hangs in its headers, byte by byte": func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				return
+			}
+			defer func() { _ = conn.Close() }()
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nX: ")
+			tick := time.NewTicker(20 * time.Millisecond)
+			defer tick.Stop()
+			for err == nil {
+				select {
+				case <-tick.C:
+					_, err = conn.Write([]byte("x"))
+				case <-stop:
+					return
+				}
+			}
 		},
 		"series without end":   forever("text/plain", func(i int) string { return fmt.Sprintf("app_series{n=\"%d\"} 1\n", i) }),
 		"families without end": forever("text/plain", func(i int) string { return fmt.Sprintf("app_family_%d 1\n", i) }),
