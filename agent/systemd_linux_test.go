@@ -1,0 +1,327 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const (
+	systemdProgram = "/lib/systemd/systemd"
+	// unitUser is the number of the user that the unit runs as, on the machine of the test.
+	unitUser = 61_184
+	// unitEnd is what the test adds to the unit: where it writes, and what systemd made of each of its ends.
+	unitEnd = `[Service]
+StandardOutput=append:/var/log/agent
+StandardError=inherit
+ExecStopPost=/bin/sh -c 'echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >>/var/log/pilotfish/ends'
+`
+	// bootMachine makes a machine of namespaces, in a control group of its own, whose first process is systemd. What it
+	// needs of $0, its directory, is in place before that is hidden; $1 is its agent and $2 its Envoy.
+	bootMachine = `set -e
+mount --bind "$1" "$0/bin/pilotfish-agent"
+mount --bind "$2" "$0/bin/envoy"
+mount --bind "$0/log/kmsg" /dev/kmsg
+mount --rbind "$0/bin" /usr/local/bin
+mount --bind "$0/lib" /var/lib
+mount --bind "$0/log" /var/log
+mount --bind "$0/etc" /etc
+for dir in /run /tmp /var/tmp; do mount -t tmpfs -o mode=1777 tmpfs $dir; done
+umount -l /sys/fs/cgroup
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+cd /
+exec env -i container=test SYSTEMD_UNIT_PATH=/etc/systemd/system ` + systemdProgram + ` --system --unit=idle.target --log-target=kmsg`
+)
+
+// machine is one with systemd, the unit that docs/vm.md tells how to install, and no other service.
+type machine struct {
+	*running
+	systemd int // its process, as it is seen from here
+}
+
+// bootSystemd starts a machine on which nothing runs yet. Its agent is that of the setup.
+func bootSystemd(t *testing.T, s *setup) *machine {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the machine has mounts, users and control groups of its own")
+	}
+	if _, err := os.Stat(systemdProgram); err != nil {
+		t.Skip("there is no systemd here")
+	}
+	s.installUnit(t)
+	group := filepath.Join("/sys/fs/cgroup/unified", "pilotfish-test-"+t.Name())
+	if _, err := os.Stat(filepath.Dir(group)); err != nil {
+		group = filepath.Join("/sys/fs/cgroup", filepath.Base(group))
+	}
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { testenv.RemoveCgroups(filepath.Base(group), patience) })
+	boot := *s
+	boot.binary = "/bin/sh"
+	boot.args = []string{"-c", `echo $$ >"` + group + `/cgroup.procs" && exec unshare --mount --pid --cgroup --ipc --uts --fork --kill-child --mount-proc /bin/sh -c "$0" "$@"`,
+		bootMachine, s.dir, os.Args[0], testenv.Envoy(t)}
+	m := &machine{running: boot.start(t)}
+	t.Cleanup(func() {
+
+		if t.Failed() {
+			t.Logf("the service's output:\n%s", m.read("log/agent"))
+			t.Logf("%v, and systemd's:\n%s", m.unit()["ExecMainStatus"], m.read("log/kmsg"))
+		}
+	})
+	m.eventually("systemd is the machine's first process", func() error {
+		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", m.cmd.Process.Pid))
+		if err != nil {
+			return err
+		}
+		if m.systemd, err = strconv.Atoi(strings.TrimSpace(string(children))); err != nil {
+			return err
+		}
+		out, err := m.inside("systemctl", "is-active", "idle.target")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	return m
+}
+
+// installUnit lays out the machine's files as docs/vm.md has them.
+func (s *setup) installUnit(t *testing.T) {
+	t.Helper()
+	unit, err := os.ReadFile(filepath.Join(testenv.Root(), "examples/systemd/pilotfish-agent.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write(t, "etc/systemd/system/pilotfish-agent.service", string(unit))
+	s.write(t, "etc/systemd/system/pilotfish-agent.service.d/end.conf", unitEnd)
+	for _, name := range []string{"idle", "sysinit", "basic", "shutdown"} {
+		s.write(t, "etc/systemd/system/"+name+".target", "[Unit]\nDefaultDependencies=no\n")
+	}
+	s.write(t, "etc/passwd", fmt.Sprintf("root:x:0:0::/root:/bin/sh\npilotfish:x:%d:%[1]d::/var/lib/pilotfish:/usr/sbin/nologin\n", unitUser))
+	s.write(t, "etc/group", fmt.Sprintf("root:x:0:\npilotfish:x:%d:\n", unitUser))
+	s.write(t, "etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+	s.write(t, "etc/hosts", "127.0.0.1 localhost\n")
+	s.write(t, "etc/machine-id", strings.Repeat("0123456789abcdef", 2)+"\n")
+	for _, name := range []string{"bin/pilotfish-agent", "bin/envoy", "log/kmsg"} {
+		s.write(t, name, "")
+	}
+	s.setUnit(t)
+	home := filepath.Join(s.dir, "lib/pilotfish")
+	if err := os.MkdirAll(home, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(s.dir, "var"), filepath.Join(home, "var")); err != nil {
+		t.Fatal(err)
+	}
+	err = filepath.WalkDir(home, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Chown(path, unitUser, unitUser))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = filepath.WalkDir(filepath.Join(s.dir, "etc"), func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && d.Name() != "agent.env" {
+			err = os.Chmod(path, 0o644)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// setUnit writes the unit's settings: the setup's, with some more.
+func (s *setup) setUnit(t *testing.T, more ...string) {
+	t.Helper()
+	var b strings.Builder
+	given := slices.DeleteFunc(slices.Clone(s.env), func(setting string) bool { // which systemd and the unit set
+		return strings.HasPrefix(setting, "HOME=") || strings.HasPrefix(setting, "GOCOVERDIR=") || strings.HasPrefix(setting, "ENVOY_PATH=")
+	})
+	for _, setting := range append(given, more...) {
+		name, value, _ := strings.Cut(setting, "=")
+		fmt.Fprintf(&b, "%s='%s'\n", name, value)
+	}
+	s.write(t, "etc/pilotfish/agent.env", b.String())
+}
+
+// inside runs a command on the machine.
+func (m *machine) inside(command ...string) (string, error) {
+	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(m.systemd), "--mount", "--pid"}, command...)...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (m *machine) systemctl(args ...string) {
+	m.t.Helper()
+	if out, err := m.inside(append([]string{"systemctl"}, args...)...); err != nil {
+		m.t.Fatalf("systemctl %q: %v: %s", args, err, out)
+	}
+}
+
+// unit gives what systemd knows of the unit.
+func (m *machine) unit() map[string]string {
+	out, err := m.inside("systemctl", "show", "pilotfish-agent")
+	if err != nil {
+		m.t.Fatalf("systemctl show: %v: %s", err, out)
+	}
+	known := map[string]string{}
+	for line := range strings.Lines(out) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		known[name] = value
+	}
+	return known
+}
+
+// waitUnit waits until systemd knows these things of the unit, some of them by what their values begin with.
+func (m *machine) waitUnit(want map[string]string) map[string]string {
+	m.t.Helper()
+	var unit map[string]string
+	m.eventually(fmt.Sprintf("systemd knows %v", want), func() error {
+		unit = m.unit()
+		for name, value := range want {
+			if got := unit[name]; !strings.HasPrefix(got, value) || value == "" && got != "" {
+				return fmt.Errorf("%s=%s, end %s", name, got, m.read("log/pilotfish/ends"))
+			}
+		}
+		return nil
+	})
+	return unit
+}
+
+// ofItsUserAlone checks files beside the bootstrap: whose they are, and that nobody else may use them.
+func (m *machine) ofItsUserAlone(names ...string) {
+	m.t.Helper()
+	for _, name := range names {
+		info, err := os.Lstat(filepath.Join(m.dir, "lib/pilotfish/etc/istio/proxy", name))
+		if err != nil {
+			m.t.Error(err)
+			continue
+		}
+		if owner := info.Sys().(*syscall.Stat_t).Uid; owner != unitUser || info.Mode().Perm() != 0o600 {
+			m.t.Errorf("%s is of user %d with mode %o, want %d with 600", name, owner, info.Mode().Perm(), unitUser)
+		}
+	}
+}
+
+func (m *machine) read(name string) string {
+	text, _ := os.ReadFile(filepath.Join(m.dir, name))
+	return string(text)
+}
+
+// ended waits until systemd has told the unit's end so many times, and gives what it told the last time.
+func (m *machine) ended(times int) (last string) {
+	m.t.Helper()
+	m.eventually(fmt.Sprintf("end %d of the service", times), func() error {
+		all := strings.Split(strings.TrimSpace(m.read("log/pilotfish/ends")), "\n")
+		if last = all[len(all)-1]; len(all) < times || last == "" {
+			return fmt.Errorf("its ends are %q", all)
+		}
+		return nil
+	})
+	return last
+}
+
+// TestServiceOfSystemdIsStartedAgainWhenItShouldBe: the unit that is shipped, under systemd itself.
+func TestServiceOfSystemdIsStartedAgainWhenItShouldBe(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.107.43.1")
+	m := bootSystemd(t, s)
+	running := map[string]string{"ActiveState": "active", "SubState": "running", "StatusText": "ready"}
+
+	m.systemctl("start", "--no-block", "pilotfish-agent")
+	m.waitUnit(map[string]string{"ActiveState": "activating", "StatusText": "not ready: "})
+	s.cp.start(t)
+	first := m.waitUnit(running)
+
+	m.ofItsUserAlone("XDS", "envoy-rev.json", "control", "../../../var/run/secrets/workload-spiffe-uds/socket")
+
+	// Envoy's end is the agent's business.
+	envoy := m.waitState(Running).PID
+	if out, err := m.inside("sh", "-c", fmt.Sprintf("kill -SEGV %d", envoy)); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	m.eventually("another Envoy runs", func() error {
+		now, err := m.envoyStatus()
+		if err == nil && (now.PID == envoy || now.State != Running) {
+			err = fmt.Errorf("%+v", now)
+		}
+		return err
+	})
+	if now := m.waitUnit(running); now["MainPID"] != first["MainPID"] || now["NRestarts"] != "0" {
+		t.Errorf("the agent was started again: %s and %s, %s restarts", first["MainPID"], now["MainPID"], now["NRestarts"])
+	}
+
+	m.systemctl("reload", "pilotfish-agent")
+	m.eventually("the order to open log files again arrives", func() error {
+		if !strings.Contains(m.read("log/agent"), "opened again") {
+			return errors.New("the log does not say so")
+		}
+		return nil
+	})
+
+	m.systemctl("kill", "--kill-whom=main", "--signal=KILL", "pilotfish-agent")
+	if end := m.ended(1); end != "signal killed KILL" {
+		t.Errorf("killed, it ended by %q", end)
+	}
+	second := m.waitUnit(map[string]string{"ActiveState": "active", "SubState": "running", "StatusText": "ready", "NRestarts": "1"})
+	if second["MainPID"] == first["MainPID"] {
+		t.Error("the killed agent is still there")
+	}
+
+	m.systemctl("stop", "pilotfish-agent")
+	if end := m.ended(2); end != "success exited 0" {
+		t.Errorf("stopped, it ended by %q", end)
+	}
+	stopped := map[string]string{"ActiveState": "inactive", "SubState": "dead", "Result": "success"}
+	m.waitUnit(stopped)
+
+	// What no restart mends is left to somebody.
+	for n, c := range []struct{ setting, end, told string }{
+		{"JWT_POLICY=none-of-these", "exit-code exited 2", ""},
+		{"ENVOY_PATH=/usr/local/bin/missing", "exit-code exited 127", "envoy: no Envoy found"},
+	} {
+		s.setUnit(t, c.setting)
+		if out, err := m.inside("systemctl", "start", "pilotfish-agent"); err == nil {
+			t.Errorf("%s: it started: %s", c.setting, out)
+		}
+		if end := m.ended(3 + n); end != c.end {
+			t.Errorf("%s: it ended by %q, want %q", c.setting, end, c.end)
+		}
+		m.waitUnit(map[string]string{"ActiveState": "failed", "Result": "exit-code", "NRestarts": "0", "StatusText": c.told})
+	}
+
+	// An agent that hangs.
+	s.setUnit(t)
+	s.write(t, "etc/systemd/system/pilotfish-agent.service.d/watchdog.conf", "[Service]\nWatchdogSec=5s\n")
+	m.systemctl("daemon-reload")
+	m.systemctl("start", "pilotfish-agent")
+	third := m.waitUnit(running)
+	m.systemctl("kill", "--kill-whom=main", "--signal=STOP", "pilotfish-agent")
+	if end := m.ended(5); end != "watchdog killed ABRT" {
+		t.Errorf("hanging, it ended by %q", end)
+	}
+	m.eventually("another agent is ready", func() error {
+		if now := m.unit(); now["ActiveState"] != "active" || now["MainPID"] == third["MainPID"] {
+			return fmt.Errorf("%s, MainPID %s", now["ActiveState"], now["MainPID"])
+		}
+		return nil
+	})
+	if !strings.Contains(m.read("log/agent"), "SIGABRT: abort") {
+		t.Error("the journal would have no stack traces of the agent that hung")
+	}
+	m.systemctl("stop", "pilotfish-agent")
+	m.waitUnit(stopped)
+	if err := syscall.Kill(m.systemd, syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
+}
