@@ -295,7 +295,7 @@ func (b *Backend) Heal(ctx context.Context) error {
 
 // iptables looks for the programs.
 func (b *Backend) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bool) (*xt.Backend, error) {
-	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Locked: true, Logger: b.cfg.Logger})
+	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Locked: true, Logger: b.cfg.Logger, Inject: b.cfg.Inject})
 }
 
 // ownPrefixes begin the names of our chains.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/conntrack"
@@ -18,7 +19,7 @@ type change struct {
 	made     bool // the table is not there yet
 }
 
-// Apply replaces what is in force. Where more than one table of a family changes, its new connections wait meanwhile.
+// Apply replaces what is in force. Where more than one table changes, new connections wait meanwhile.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	if rules == nil {
 		return errors.New("there is no rule set to apply; Clean takes away what is there")
@@ -47,18 +48,30 @@ func (b *Backend) replace(ctx context.Context, rules *iptables.RuleSet) error {
 }
 
 // replaceOver adds what routing needs before the rules that use it, and takes away what it no longer needs after them.
+// Between two tables connections could go astray, so that new ones are held up where more than one changes, be it of the
+// other family: who is killed half-way leaves no pod that looks captured and is so in part, at the first apply neither.
 func (b *Backend) replaceOver(ctx context.Context, before sight, rules *iptables.RuleSet, undone *undoing) error {
+	plans, err := b.plan(before, rules)
+	if err != nil {
+		return err
+	}
 	undoAdd, err := b.routes.Add(rules.Routing, rules.Families)
 	if err != nil {
 		return fmt.Errorf("add what transparent proxying needs: %w", err)
 	}
 	undone.routing = undoAdd
-	for _, family := range families {
-		if err := b.applyFamily(ctx, before, rules, family, undone); err != nil {
+	if err := b.guardAll(ctx, before, plans, undone); err != nil {
+		return err
+	}
+	for _, p := range plans {
+		if err := b.applyFamily(ctx, before, p, undone); err != nil {
 			return err
 		}
 	}
 	if err := conntrack.Forget(b.cfg.NetNS, conntrack.After(iptables.Canonical(decode(before).Rules), rules)); err != nil {
+		return err
+	}
+	if err := undone.liftGuards(ctx); err != nil {
 		return err
 	}
 	if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
@@ -67,26 +80,79 @@ func (b *Backend) replaceOver(ctx context.Context, before sight, rules *iptables
 	return nil
 }
 
+// plan is what a family is to have.
+type plan struct {
+	family iptables.Families
+	texts  []tableText
+	tools  []tool // that may put the texts in force, best first; none if there are no texts
+}
+
+// first is the tool that is tried first; nil where there is nothing to put in force.
+func (p *plan) first() *tool {
+	if len(p.tools) == 0 {
+		return nil
+	}
+	return &p.tools[0]
+}
+
+func (b *Backend) plan(before sight, rules *iptables.RuleSet) ([]plan, error) {
+	var plans []plan
+	for _, family := range families {
+		p := plan{family: family}
+		var err error
+		if p.texts, err = render(rules, family); err != nil {
+			return nil, err
+		}
+		if len(p.texts) > 0 {
+			if p.tools = b.order(before, family); len(p.tools) == 0 {
+				return nil, fmt.Errorf("the rules are for %s too, and there is no program for it: install the package iptables, or use nftables", program(family))
+			}
+		}
+		plans = append(plans, p)
+	}
+	return plans, nil
+}
+
+// guardAll holds up new connections of each family that changes, if more than one table does in all.
+func (b *Backend) guardAll(ctx context.Context, before sight, plans []plan, undone *undoing) error {
+	var by []tool
+	count := 0
+	for _, p := range plans {
+		if changes := b.changes(before, p.family, p.first(), p.texts); len(changes) > 0 {
+			by, count = append(by, changes[0].tool), count+len(changes)
+		}
+	}
+	if count < 2 {
+		return nil
+	}
+	for _, t := range by {
+		lift, err := b.guard(ctx, b.guardians(t))
+		if err != nil {
+			return err
+		}
+		undone.lifts = append(undone.lifts, lift)
+	}
+	return nil
+}
+
+// guardians are the tools that may hold up a family's new connections: the one that changes something, or else another.
+func (b *Backend) guardians(best tool) []tool {
+	others := slices.DeleteFunc(b.of(best.family), func(t tool) bool { return t == best })
+	return append([]tool{best}, others...)
+}
+
 // applyFamily tries one flavour after the other; the kernel may lack what the rules need for one of them.
-func (b *Backend) applyFamily(ctx context.Context, before sight, rules *iptables.RuleSet, family iptables.Families, undone *undoing) error {
-	texts, err := render(rules, family)
-	if err != nil {
-		return err
-	}
-	if len(texts) == 0 {
-		return b.execute(ctx, b.changes(before, family, nil, nil), undone)
-	}
-	tools := b.order(before, family)
-	if len(tools) == 0 {
-		return fmt.Errorf("the rules are for %s too, and there is no program for it: install the package iptables, or use nftables", program(family))
+func (b *Backend) applyFamily(ctx context.Context, before sight, p plan, undone *undoing) error {
+	if len(p.tools) == 0 {
+		return b.execute(ctx, b.changes(before, p.family, nil, nil), undone)
 	}
 	var refused []error
-	for i := range tools {
+	for i := range p.tools {
 		own := &undoing{b: b}
-		err := b.execute(ctx, b.changes(before, family, &tools[i], texts), own)
+		err := b.execute(ctx, b.changes(before, p.family, &p.tools[i], p.texts), own)
 		if err == nil {
 			undone.done = append(undone.done, own.done...)
-			b.cfg.Logger.Debug("rules are in force", "by", tools[i].String())
+			b.cfg.Logger.Debug("rules are in force", "by", p.tools[i].String())
 			return nil
 		}
 		if undoErr := own.run(ctx); undoErr != nil {
@@ -96,7 +162,7 @@ func (b *Backend) applyFamily(ctx context.Context, before sight, rules *iptables
 			return err
 		}
 		refused = append(refused, err)
-		b.cfg.Logger.Info("the kernel takes the rules not in this way", "by", tools[i].String(), "error", err)
+		b.cfg.Logger.Info("the kernel takes the rules not in this way", "by", p.tools[i].String(), "error", err)
 	}
 	return errors.Join(refused...)
 }
@@ -179,16 +245,8 @@ func sameRules(got, want []string) bool {
 	return true
 }
 
-// execute makes the changes, each at once. Between two of them connections could go astray, so that new ones are held up:
-// at the first apply too, as who is killed half-way must not leave a pod that looks captured and is so in part.
+// execute makes the changes, each at once.
 func (b *Backend) execute(ctx context.Context, changes []change, undone *undoing) error {
-	if len(changes) > 1 {
-		lift, err := b.guard(ctx, changes[0].tool)
-		if err != nil {
-			return err
-		}
-		undone.lift = lift
-	}
 	for _, c := range changes {
 		if err := b.inject(fmt.Sprintf("table %s of %s", c.table, c.tool)); err != nil {
 			return err
@@ -201,7 +259,7 @@ func (b *Backend) execute(ctx context.Context, changes []change, undone *undoing
 			b.dropTable(c.tool, c.table, c.from)
 		}
 	}
-	return undone.liftGuard(ctx)
+	return nil
 }
 
 func (b *Backend) inject(step string) error {

@@ -2,31 +2,38 @@ package xt
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
-// killedAt applies as one who is killed before the n-th step: nothing is undone. It tells whether there was such a step.
-func killedAt(t *testing.T, ns *testns.Namespace, flavour Flavour, n int) (killed bool) {
+// in is a back end of the same programs in another namespace, without looking for them again.
+func (b *Backend) in(ns *testns.Namespace, inject func(string) error) *Backend {
+	c := Config{NetNS: int(ns.Handle), Flavour: b.cfg.Flavour, Logger: b.cfg.Logger, Inject: inject}
+	return &Backend{cfg: c, ns: namespace{c.NetNS}, tools: b.tools, routes: route.New(route.Config{NetNS: c.NetNS, Inject: inject})}
+}
+
+// killedAt changes what is in force as one who is killed before the n-th step: nothing is undone. It tells whether there
+// was such a step.
+func killedAt(t *testing.T, b *Backend, ns *testns.Namespace, to *iptables.RuleSet, n int) (killed bool) {
 	t.Helper()
-	b, err := New(t.Context(), Config{NetNS: int(ns.Handle), Flavour: flavour, Inject: func(string) error {
-		if n--; n == 0 {
-			runtime.Goexit()
-		}
-		return nil
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	killed = true
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := b.Apply(t.Context(), wordy()); err != nil {
+		err := turnInto(t, b.in(ns, func(string) error {
+			if n--; n == 0 {
+				runtime.Goexit()
+			}
+			return nil
+		}), to)
+		if err != nil {
 			t.Error(err)
 		}
 		killed = false
@@ -35,57 +42,121 @@ func killedAt(t *testing.T, ns *testns.Namespace, flavour Flavour, n int) (kille
 	return killed
 }
 
-func TestAFirstApplyThatIsKilledLeavesNoFamilyCapturedInPart(t *testing.T) {
-	each(t, func(t *testing.T, _ *testns.Namespace, b *Backend) {
-		fresh := testns.New(t)
-		apply(t, backend(t, fresh, b.cfg.Flavour), wordy())
-		want := everything(t, fresh)
-		for n := 1; ; n++ {
-			ns := testns.New(t)
-			if !killedAt(t, ns, b.cfg.Flavour, n) {
-				if n < 12 {
-					t.Errorf("there were but %d steps", n-1)
-				}
-				return
-			}
-			b := backend(t, ns, b.cfg.Flavour)
-			s, err := b.look(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			for tool, all := range s {
-				if state := inPart(all); state != "" {
-					t.Errorf("killed before step %d: %s has %s", n, tool, state)
-				}
-			}
-			in, err := b.Read(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if told := strings.Join(in.Strange, " ") + iptables.Summary(iptables.Diff(wordy(), in)); told == "" {
-				t.Errorf("killed before step %d: nothing is told of it", n)
-			}
-			apply(t, b, wordy())
-			if got := everything(t, ns); got != want {
-				t.Errorf("killed before step %d, and applied again:\n%s\nfresh:\n%s", n, got, want)
-			}
-		}
-	})
+// turnInto applies rules, or cleans up where there are none.
+func turnInto(t *testing.T, b *Backend, to *iptables.RuleSet) error {
+	if to == nil {
+		return b.Clean(t.Context())
+	}
+	return b.Apply(t.Context(), to)
 }
 
-// inPart says what a family has if it is neither nothing, nor all, nor guarded.
-func inPart(all []saved) string {
-	if !guardOf(tableOf(all, guardTable)).empty() {
-		return ""
+// Who is killed between two programs leaves the former rules or the new ones, those of both families, or a guard where it is
+// neither: no connection gets past the proxy. Whoever comes next ends what was begun.
+func TestWhoIsKilledLeavesTheFormerRulesOrTheNewOrAGuard(t *testing.T) {
+	for name, way := range map[string]struct {
+		from, to *iptables.RuleSet
+		steps    int
+	}{
+		"the first apply":               {nil, wordy(), 14},
+		"other rules, of another table": {twoTables(15001), ofBoth(small(15002)), 8},
+		"one table, in two families":    {ofBoth(small(15001)), ofBoth(small(15002)), 6},
+		"cleaning up":                   {twoTables(15001), nil, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, _ *testns.Namespace, b *Backend) { killed(t, b, way.from, way.to, way.steps) })
+		})
 	}
-	var have []iptables.Table
-	for _, table := range tables {
-		if !ownOf(tableOf(all, table)).empty() {
-			have = append(have, table)
+}
+
+func ofBoth(rules *iptables.RuleSet) *iptables.RuleSet {
+	rules.Families = iptables.BothFamilies
+	return rules
+}
+
+func twoTables(port uint16) *iptables.RuleSet {
+	rules := ofBoth(small(port))
+	rules.Chains = append(rules.Chains, iptables.Chain{Table: iptables.Mangle, Name: "mangle_prerouting", Hook: iptables.Prerouting, Rules: []iptables.Rule{
+		{ID: "invalid", Match: iptables.Match{States: []iptables.State{iptables.Invalid}}, Verdict: iptables.Verdict{Action: iptables.Drop}},
+	}})
+	return rules
+}
+
+func killed(t *testing.T, b *Backend, from, to *iptables.RuleSet, steps int) {
+	begin := func() *testns.Namespace {
+		ns := testns.New(t)
+		if from != nil {
+			apply(t, b.in(ns, nil), from)
+		}
+		return ns
+	}
+	former, done := begin(), begin()
+	if err := turnInto(t, b.in(done, nil), to); err != nil {
+		t.Fatal(err)
+	}
+	want := everything(t, done)
+	before, _ := inForce(t, b, former)
+	after, _ := inForce(t, b, done)
+	for n := 1; ; n++ {
+		ns := begin()
+		if !killedAt(t, b, ns, to, n) {
+			if n <= steps {
+				t.Errorf("there were but %d steps", n-1)
+			}
+			return
+		}
+		got, strange := inForce(t, b, ns)
+		if !agrees(got, before) && !agrees(got, after) {
+			t.Errorf("killed before step %d: neither the former rules nor the new ones, and no guard: %v", n, got)
+		}
+		if slices.Contains(slices.Collect(maps.Values(got)), held) && !strings.Contains(strange, "holds up every new connection") {
+			t.Errorf("killed before step %d: nothing is told of the guard: %q", n, strange)
+		}
+		if err := turnInto(t, b.in(ns, nil), to); err != nil {
+			t.Fatal(err)
+		}
+		now := everything(t, ns)
+		if b.cfg.Flavour == Legacy { // whose tables, once there, stay
+			now, want = withoutEmpty(now), withoutEmpty(want)
+		}
+		if now != want {
+			t.Errorf("killed before step %d, and begun anew:\n%s\nwithout being killed:\n%s", n, now, want)
 		}
 	}
-	if len(have) == 0 || len(have) == len(tables) {
-		return ""
+}
+
+// held is the state of a family whose new connections wait.
+const held = "held up"
+
+// agrees says whether each family has what a state has, or is held up.
+func agrees(got, state map[iptables.Families]string) bool {
+	for family, text := range got {
+		if text != held && text != state[family] {
+			return false
+		}
 	}
-	return fmt.Sprintf("%v, and no guard", have)
+	return true
+}
+
+// inForce says what each family has of ours, and what is told of it.
+func inForce(t *testing.T, b *Backend, ns *testns.Namespace) (states map[iptables.Families]string, strange string) {
+	t.Helper()
+	s, err := b.in(ns, nil).look(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	states = map[iptables.Families]string{}
+	for tool, all := range s {
+		switch {
+		case states[tool.family] == held:
+		case !guardOf(tableOf(all, guardTable)).empty():
+			states[tool.family] = held
+		default:
+			for _, table := range tables {
+				if o := ownOf(tableOf(all, table)); !o.empty() {
+					states[tool.family] += fmt.Sprintf("%s %s %v\n", tool, table, o)
+				}
+			}
+		}
+	}
+	return states, strings.Join(decode(s).Strange, " ")
 }

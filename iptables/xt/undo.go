@@ -17,7 +17,7 @@ type undoing struct {
 	b       *Backend
 	done    []change
 	routing route.Undo
-	lift    func(context.Context) error // the guard
+	lifts   []func(context.Context) error // of the guards
 }
 
 // run undoes the last first, also when the context that the work was done in has ended.
@@ -33,16 +33,18 @@ func (u *undoing) run(ctx context.Context) error {
 	if u.routing != nil {
 		errs = append(errs, u.routing())
 	}
-	return errors.Join(append(errs, u.liftGuard(ctx))...)
+	return errors.Join(append(errs, u.liftGuards(ctx))...)
 }
 
-func (u *undoing) liftGuard(ctx context.Context) error {
-	if u.lift == nil {
-		return nil
-	}
-	lift := u.lift
-	u.lift = nil
-	return lift(ctx)
+// liftGuards may be called again for those that stay.
+func (u *undoing) liftGuards(ctx context.Context) error {
+	var errs []error
+	u.lifts = slices.DeleteFunc(u.lifts, func(lift func(context.Context) error) bool {
+		err := lift(ctx)
+		errs = append(errs, err)
+		return err == nil
+	})
+	return errors.Join(errs...)
 }
 
 // revert looks again at what is there, as the kernel words rules anew.
@@ -77,13 +79,28 @@ const (
 // guarded are the kernel's chains that a new connection passes last: to us, from us, and through us (virtual machines).
 var guarded = []string{"INPUT", "FORWARD", "OUTPUT"}
 
-// guard drops the first packets of new connections, which their senders repeat, until it is lifted.
-func (b *Backend) guard(ctx context.Context, t tool) (lift func(context.Context) error, err error) {
+// guard drops the first packets of a family's new connections, which their senders repeat, until it is lifted. It is made
+// by the first of the tools that the kernel lets make it.
+func (b *Backend) guard(ctx context.Context, tools []tool) (lift func(context.Context) error, err error) {
+	var refused []error
+	for _, t := range tools {
+		if lift, err = b.guardBy(ctx, t); err == nil {
+			return lift, nil
+		}
+		refused = append(refused, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(refused...)
+}
+
+func (b *Backend) guardBy(ctx context.Context, t tool) (lift func(context.Context) error, err error) {
 	all, err := b.tablesOf(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	if err := b.inject("guard"); err != nil {
+	if err := b.inject("guard of " + t.String()); err != nil {
 		return nil, err
 	}
 	was := tableOf(all, guardTable)
@@ -103,6 +120,9 @@ func (b *Backend) guard(ctx context.Context, t tool) (lift func(context.Context)
 }
 
 func (b *Backend) lift(ctx context.Context, t tool, from own) error {
+	if err := b.inject("lifting the guard of " + t.String()); err != nil {
+		return err
+	}
 	if err := b.restore(ctx, t, transaction(guardTable, from, own{})); err != nil {
 		return fmt.Errorf("letting new connections through again: %w", err)
 	}

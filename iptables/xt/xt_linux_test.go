@@ -269,7 +269,7 @@ func TestAnApplyThatWasKilledIsToldOfAndMended(t *testing.T) {
 	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		apply(t, b, wordy())
 		before := everything(t, ns)
-		if _, err := b.guard(t.Context(), b.order(nil, iptables.IPv4)[0]); err != nil {
+		if _, err := b.guard(t.Context(), b.order(nil, iptables.IPv4)[:1]); err != nil {
 			t.Fatal(err)
 		}
 		in, err := b.Read(t.Context())

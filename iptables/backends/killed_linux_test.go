@@ -1,0 +1,105 @@
+package backends
+
+import (
+	"fmt"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
+)
+
+// Whenever one back end is killed while it takes over from another, one of them captures the namespace whole, or new
+// connections wait; and the next apply ends it.
+func TestWhoIsKilledWhileBackEndsTakeTurnsLeavesNobodyUnprotected(t *testing.T) {
+	for _, turn := range []struct{ from, to Choice }{
+		{NFTables, IPTablesNFT}, {NFTables, IPTablesLegacy}, {IPTablesNFT, NFTables}, {IPTablesLegacy, NFTables}, {IPTablesNFT, IPTablesLegacy}, {IPTablesLegacy, IPTablesNFT},
+	} {
+		t.Run(fmt.Sprintf("%s then %s", turn.from, turn.to), func(t *testing.T) {
+			fresh := testns.New(t)
+			if err := open(t, fresh, turn.to).Apply(t.Context(), rules(t, iptables.RedirectMode)); err != nil {
+				t.Fatal(err)
+			}
+			for n := 1; ; n++ {
+				ns := testns.New(t)
+				if err := open(t, ns, turn.from).Apply(t.Context(), rules(t, iptables.TProxyMode)); err != nil {
+					t.Fatal(err)
+				}
+				if !killedAt(t, ns, turn.to, n) {
+					if n < 8 {
+						t.Errorf("there were but %d steps", n-1)
+					}
+					return
+				}
+				if why := unprotected(t, ns); why != "" {
+					t.Errorf("killed before step %d: %s", n, why)
+				}
+				b := open(t, ns, turn.to)
+				if err := b.Apply(t.Context(), rules(t, iptables.RedirectMode)); err != nil {
+					t.Fatal(err)
+				}
+				if got, want := listing(state(t, ns)), listing(state(t, fresh)); got != want {
+					t.Errorf("killed before step %d, and applied again:\n%s\nfresh:\n%s", n, got, want)
+				}
+			}
+		})
+	}
+}
+
+// killedAt applies as one who is killed before the n-th step: nothing is undone. It tells whether there was such a step.
+func killedAt(t *testing.T, ns *testns.Namespace, c Choice, n int) (killed bool) {
+	t.Helper()
+	b, err := New(Config{NetNS: int(ns.Handle), Choice: c, Inject: func(string) error {
+		if n--; n == 0 {
+			runtime.Goexit()
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed = true
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := b.Apply(t.Context(), rules(t, iptables.RedirectMode)); err != nil {
+			t.Error(err)
+		}
+		killed = false
+	}()
+	<-done
+	return killed
+}
+
+// unprotected says what a namespace has if none of the back ends has a whole rule set, and new connections do not wait.
+func unprotected(t *testing.T, ns *testns.Namespace) string {
+	t.Helper()
+	b := open(t, ns, Auto)
+	byNFTables, err := b.nft.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := xt.New(t.Context(), xt.Config{NetNS: int(ns.Handle)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	byIPTables, err := x.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(strings.Join(byIPTables.Strange, " "), "holds up every new connection") {
+		return ""
+	}
+	for _, mode := range []iptables.Interception{iptables.TProxyMode, iptables.RedirectMode} {
+		whole := iptables.Canonical(rules(t, mode))
+		for _, in := range []*iptables.Installed{byNFTables, byIPTables} {
+			if in.Rules != nil && reflect.DeepEqual(in.Rules.Chains, whole.Chains) {
+				return ""
+			}
+		}
+	}
+	return fmt.Sprintf("by nftables there is %+v, by iptables %+v", byNFTables, byIPTables)
+}
