@@ -52,8 +52,13 @@ func newTraceCommand(p Process) *cobra.Command {
 	f.BoolVar(&t.all, "all", false, "every packet, not only the first of each connection")
 	f.StringVarP(&t.format, "output", "o", "", "json, a packet a line, instead of text")
 	t.addNamespace(f)
+	cmd.AddCommand(&cobra.Command{Use: guardCommand + " LOGGER...", Hidden: true, Short: "Put packets' loggers back when a trace was killed",
+		RunE: func(_ *cobra.Command, names []string) error { return trace.PutBack(names) }})
 	return cmd
 }
+
+// guardCommand is what a trace starts beside itself, by the name that makes either binary this command.
+const guardCommand = "guard"
 
 // Bounds of a trace, which costs every packet of the namespace some time.
 const (
@@ -81,7 +86,7 @@ func (t *tracing) run(cmd *cobra.Command) error {
 	}
 	w, told := cmd.OutOrStdout(), 0
 	err = trace.Run(cmd.Context(), trace.Config{NetNS: space.fd(), Rules: live.Rules, Legacy: legacy, Filter: filter,
-		For: t.length, Packets: t.count}, func(p trace.Packet) (err error) {
+		Guard: []string{Name, "trace", guardCommand}, For: t.length, Packets: t.count}, func(p trace.Packet) (err error) {
 		told++
 		if t.format == "json" {
 			return json.NewEncoder(w).Encode(p)

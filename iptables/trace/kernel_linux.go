@@ -63,7 +63,7 @@ func open(cfg Config) (k *kernel, err error) {
 		}
 		_ = k.events.SetReadBuffer(1 << 20) // as much as it gives
 		if len(cfg.Legacy) > 0 {
-			if k.logger, err = newLogger(); err != nil {
+			if k.logger, err = newLogger(cfg.Guard); err != nil {
 				return err
 			}
 		}

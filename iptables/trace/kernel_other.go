@@ -11,3 +11,6 @@ import (
 func Run(context.Context, Config, func(Packet) error) error {
 	return errors.New("packets can be traced on Linux only")
 }
+
+// PutBack fails, as Run.
+func PutBack([]string) error { return errors.New("packets can be traced on Linux only") }

@@ -37,17 +37,19 @@ const (
 type logger struct {
 	conn  *netlink.Conn
 	given []formerLogger
+	guard *guard
 }
 
 // formerLogger is a family's before, and the file that it is put back by.
 type formerLogger struct {
-	name string
-	file *os.File
+	family byte
+	name   string
+	file   *os.File
 }
 
-// newLogger is called on a thread in the namespace. Who has the group may change the loggers, as the one of two traces that
-// came later would put back what the other's has replaced.
-func newLogger() (l *logger, err error) {
+// newLogger is called on a thread in the namespace, where the guard is started, too. Who has the group may change the
+// loggers, as the one of two traces that came later would put back what the other's has replaced.
+func newLogger(guard []string) (l *logger, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("listen to what iptables-legacy does: %w", err)
@@ -59,11 +61,11 @@ func newLogger() (l *logger, err error) {
 	}
 	l = &logger{conn: conn}
 	_ = conn.SetReadBuffer(1 << 20) // as much as it gives
-	if err = command(conn, unix.AF_UNSPEC, commandBind); errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EPERM) {
+	if err = command(conn, unix.AF_UNSPEC, commandBind); isTaken(err) {
 		err = fmt.Errorf("%w: another program of this namespace listens to the log group %d (another trace, or ulogd); stop it for the time of the trace", err, logGroup)
 	}
 	if err == nil {
-		err = l.takeAll()
+		err = l.takeAll(guard)
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -71,18 +73,36 @@ func newLogger() (l *logger, err error) {
 	return l, nil
 }
 
+// isTaken says whether the log group is somebody else's.
+func isTaken(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EPERM) }
+
 // takeAll asks by a socket of its own: the other one may hear of packets already.
-func (l *logger) takeAll() error {
+func (l *logger) takeAll(guard []string) error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return errors.Join(l.take(conn, unix.AF_INET), l.take(conn, unix.AF_INET6))
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		if err := l.note(family); err != nil {
+			return err
+		}
+	}
+	if len(l.given) > 0 && len(guard) > 0 {
+		if l.guard, err = startGuard(guard, l.given); err != nil {
+			return err
+		}
+	}
+	for _, g := range l.given {
+		if err := command(conn, g.family, commandPFBind); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// take makes ours the logger of a family, if what it was can be put back.
-func (l *logger) take(conn *netlink.Conn, family byte) error {
+// note keeps by what the logger of a family is put back, if it is another.
+func (l *logger) note(family byte) error {
 	name, err := loggerOf(family)
 	if err != nil || name == loggerName {
 		return err
@@ -91,10 +111,7 @@ func (l *logger) take(conn *netlink.Conn, family byte) error {
 	if err != nil {
 		return fmt.Errorf("the packets' logger is %s, and could not be put back: %w (run trace where /proc/sys can be written, with --network-namespace)", name, err)
 	}
-	if err := command(conn, family, commandPFBind); err != nil {
-		return errors.Join(err, file.Close())
-	}
-	l.given = append(l.given, formerLogger{name, file})
+	l.given = append(l.given, formerLogger{family, name, file})
 	return nil
 }
 
@@ -131,6 +148,9 @@ func (l *logger) Close() error {
 	for _, g := range l.given {
 		_, err := g.file.WriteString(g.name)
 		errs = append(errs, err, g.file.Close())
+	}
+	if l.guard != nil {
+		l.guard.dismiss()
 	}
 	return errors.Join(append(errs, l.conn.Close())...)
 }

@@ -20,6 +20,9 @@ type Config struct {
 	// Legacy are the rules that iptables-legacy has in the namespace. If there are any, the kernel's logger for packets is
 	// ours meanwhile.
 	Legacy []iptables.PlacedRule
+	// Guard are the arguments, its own name first, with which this program calls PutBack for the words behind them. So it is
+	// started where the logger is changed, to put it back should this process be killed; without them a killed trace leaves it.
+	Guard  []string
 	Filter Filter
 	// For is how long at most; 10 seconds if it is 0.
 	For time.Duration

@@ -3,11 +3,12 @@ package trace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,7 +25,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "guard" {
+		if err := PutBack(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // captured is a namespace with a link, whose traffic is captured.
 func captured(t *testing.T) (*testns.Namespace, *iptables.RuleSet) {
@@ -322,94 +332,5 @@ func TestRulesOfOthersInLegacyIPTablesAreTracedToo(t *testing.T) {
 				t.Errorf("%+v", all[0])
 			}
 		})
-	}
-}
-
-func TestPacketsAreLoggedAfterATraceAsTheyWereBefore(t *testing.T) {
-	ns, cfg := legacy(t)
-	cfg.Legacy, cfg.For = placed(t, ns), 100*time.Millisecond
-	loggers := func() (names [2]string) {
-		err := ns.Within(func() (err error) {
-			for i, family := range []byte{syscall.AF_INET, syscall.AF_INET6} {
-				name, failure := loggerOf(family)
-				names[i], err = name, errors.Join(err, failure)
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return names
-	}
-	before := loggers()
-	if err := Run(t.Context(), cfg, func(Packet) error { return nil }); err != nil {
-		t.Fatal(err)
-	}
-	if after := loggers(); after != before {
-		t.Errorf("before %v, after %v", before, after)
-	}
-}
-
-// Who is refused must not put back the logger that the other one has replaced, which would hear nothing from then on.
-func TestOfTwoTracesAtOnceTheRefusedOneTakesNothingFromTheOther(t *testing.T) {
-	ns := testns.New(t)
-	for range 20 {
-		var loggers [2]*logger
-		var errs [2]error
-		var both sync.WaitGroup
-		for i := range loggers {
-			both.Go(func() {
-				_ = ns.Within(func() error { loggers[i], errs[i] = newLogger(); return nil })
-			})
-		}
-		both.Wait()
-		if (errs[0] == nil) == (errs[1] == nil) {
-			t.Fatalf("not one of two has the log: %v", errs)
-		}
-		err := ns.Within(func() error {
-			name4, err4 := loggerOf(syscall.AF_INET)
-			name6, err6 := loggerOf(syscall.AF_INET6)
-			if name4 != loggerName || name6 != loggerName {
-				t.Errorf("%s and %s while one traces", name4, name6)
-			}
-			return errors.Join(err4, err6)
-		})
-		for i, l := range loggers {
-			if errs[i] == nil {
-				err = errors.Join(err, l.Close())
-			}
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func TestATraceSaysWhoHasTheLogOfPackets(t *testing.T) {
-	ns, cfg := legacy(t)
-	cfg.Legacy, cfg.For = placed(t, ns), time.Minute
-	ctx, cancel := context.WithCancel(t.Context())
-	const held = "another program of this namespace listens to the log group 0"
-	first := make(chan error, 1)
-	go func() {
-		var err error
-		for again := true; again; again = ctx.Err() == nil && err != nil && strings.Contains(err.Error(), held) { // the other was faster
-			err = Run(ctx, cfg, func(Packet) error { return nil })
-		}
-		first <- err
-	}()
-	var err error
-	for end := time.Now().Add(20 * time.Second); err == nil && time.Now().Before(end); {
-		second := cfg
-		second.For = time.Millisecond
-		err = Run(t.Context(), second, func(Packet) error { return nil })
-		time.Sleep(10 * time.Millisecond) // the first has its turn
-	}
-	if err == nil || !strings.Contains(err.Error(), held) {
-		t.Errorf("err = %v", err)
-	}
-	cancel()
-	if err := <-first; err != nil && !strings.Contains(err.Error(), held) {
-		t.Error(err)
 	}
 }
