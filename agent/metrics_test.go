@@ -195,7 +195,7 @@ func lint(t *testing.T, all []metric) {
 		t.Fatal(err)
 	}
 	for _, p := range problems {
-		if !contractNames[p.Metric] || !contractRemarks[p.Text] {
+		if !ofContract(p.Metric, p.Text) {
 			t.Errorf("%s: %s", p.Metric, p.Text)
 		}
 	}

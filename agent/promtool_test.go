@@ -7,6 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+const (
+	noTotal    = `counter metrics should have "_total" suffix`
+	noCount    = `non-histogram and non-summary metrics should not have "_count" suffix`
+	shortUnits = "metric names should not contain abbreviated units"
 )
 
 // contractNames are the agent's metrics that promtool remarks on: counters by the names that Istio's agent gave them.
@@ -19,10 +27,33 @@ var contractNames = map[string]bool{
 	"istio_agent_wasm_config_conversion_count": true,
 }
 
-// contractRemarks are the remarks on them.
-var contractRemarks = map[string]bool{
-	`counter metrics should have "_total" suffix`:                           true,
-	`non-histogram and non-summary metrics should not have "_count" suffix`: true,
+// ofContract says whether a remark is one on such a name.
+func ofContract(name, remark string) bool {
+	return contractNames[name] && (remark == noTotal || remark == noCount && strings.HasSuffix(name, "_count"))
+}
+
+// envoysNames are those of Envoy's that promtool remarks on besides its counters, of which none ends in _total.
+var envoysNames = map[string]string{
+	"envoy_cluster_default_total_match_count":                     noCount,
+	"envoy_envoy_overload_actions_reset_high_memory_stream_count": noCount,
+	"envoy_cluster_membership_total":                              `non-counter metrics should not have "_total" suffix`,
+	"envoy_server_days_until_first_cert_expiring":                 `use base unit "seconds" instead of "days"`,
+	"envoy_cluster_manager_cds_config_reload_time_ms":             shortUnits,
+	"envoy_listener_manager_lds_config_reload_time_ms":            shortUnits,
+	"envoy_cluster_upstream_cx_connect_ms":                        shortUnits,
+	"envoy_cluster_upstream_cx_length_ms":                         shortUnits,
+	"envoy_http_admin_downstream_cx_length_ms":                    shortUnits,
+	"envoy_http_agent_downstream_cx_length_ms":                    shortUnits,
+	"envoy_http_stats_downstream_cx_length_ms":                    shortUnits,
+	"envoy_http_test_downstream_cx_length_ms":                     shortUnits,
+	"envoy_listener_admin_downstream_cx_length_ms":                shortUnits,
+	"envoy_listener_downstream_cx_length_ms":                      shortUnits,
+	"envoy_server_initialization_time_ms":                         shortUnits,
+}
+
+// ofEnvoy says whether a remark is one on a name of Envoy's.
+func ofEnvoy(name, remark string) bool {
+	return strings.HasPrefix(name, "envoy_") && remark == noTotal || remark != "" && envoysNames[name] == remark
 }
 
 // remarksOn gives promtool's remarks on an exposition. What it cannot read fails the test.
@@ -44,52 +75,53 @@ func remarksOn(t *testing.T, of, exposition string) map[string]bool {
 	}
 	remarks := make(map[string]bool)
 	for line := range strings.Lines(string(output)) {
-		remarks[strings.TrimSpace(line)] = true
+		if line = strings.TrimSpace(line); line != "" {
+			remarks[line] = true
+		}
 	}
 	return remarks
 }
 
-func TestPromtoolReadsTheJoinedMetricsAndRemarksOnNoneThatItDoesNotRemarkOnAlone(t *testing.T) {
+func TestPromtoolReadsTheJoinedMetricsAndRemarksOnNamesOfEnvoyAndTheContractAlone(t *testing.T) {
 	t.Parallel()
 	remarksOn(t, "nothing", "") // skips before anything is started
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			s := newSetup(t, fmt.Sprintf("127.150.1.%d", n+1))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
+			s.remarksAreOnNamesOfOthers(t)
+		})
+	}
+}
+
+func (s *setup) remarksAreOnNamesOfOthers(t *testing.T) {
 	const open = "application/openmetrics-text; version=1.0.0"
 	first := listening(t, false, "text/plain; version=0.0.4", "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed 1\n# TYPE envoy_server_live gauge\nenvoy_server_live 5\nno_type{a=\"\\\"\\\\\\n\"} 1e5 1700000000000\n"+
 		"# HELP t_seconds Time.\n# TYPE t_seconds histogram\nt_seconds_bucket{le=\"1\"} 1\nt_seconds_bucket{le=\"+Inf\"} 2\nt_seconds_sum 1.5\nt_seconds_count 2\nnot a line\n")
 	second := listening(t, false, open, "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed_total 1\n# HELP i Version.\n# TYPE i info\ni_info{v=\"1\"} 1\n# HELP s State.\n# TYPE s stateset\ns{s=\"a\"} 1\n# EOF\n")
-	s := newSetup(t, "127.150.1.1")
 	s.env = append(s.env, fmt.Sprintf(`ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","path":"","port":"","targets":[{"port":%q,"path":"/metrics"},{"port":%q,"path":"/metrics"}]}`, first, second),
 		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, proxyStatsMatcher: {inclusionRegexps: [".*"]}}`, s.cp.address))
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	alone := make(map[string]bool)
-	// Envoy's families may come while they are looked at: those of before and after count.
-	get := func(address string) string {
-		t.Helper()
-		code, body, err := r.http("GET", address)
-		if err != nil || code != 200 {
-			t.Fatalf("%s: %d %v", address, code, err)
-		}
-		return body
+	code, joined, err := r.http("GET", "15020/stats/prometheus")
+	if err != nil || code != 200 {
+		t.Fatal(code, err)
 	}
-	envoyOnly := func() {
-		for remark := range remarksOn(t, "Envoy's metrics", get("15000/stats/prometheus")) {
-			alone[remark] = true
-		}
+	ofApplications := map[string]bool{
+		`badlyNamed counter metrics should have "_total" suffix`: true, "badlyNamed metric names should be written in 'snake_case' not 'camelCase'": true,
+		"badlyNamed_total metric names should be written in 'snake_case' not 'camelCase'": true, "no_type no help text": true, "app_envoy_server_live no help text": true,
 	}
-	envoyOnly()
-	joined := get("15020/stats/prometheus")
-	envoyOnly()
-	for _, remark := range []string{ // of the applications' own metrics, and of a name that is Envoy's
-		`badlyNamed counter metrics should have "_total" suffix`, "badlyNamed metric names should be written in 'snake_case' not 'camelCase'",
-		"badlyNamed_total metric names should be written in 'snake_case' not 'camelCase'", "no_type no help text", "app_envoy_server_live no help text",
-	} {
-		alone[remark] = true
-	}
-	for remark := range remarksOn(t, "the joined metrics", joined) {
-		name, text, _ := strings.Cut(remark, " ")
-		if !alone[remark] && (!contractNames[name] || !contractRemarks[text]) {
+	remarks := remarksOn(t, "the joined metrics", joined)
+	for remark := range remarks {
+		if name, text, _ := strings.Cut(remark, " "); !ofApplications[remark] && !ofEnvoy(name, text) && !ofContract(name, text) {
 			t.Errorf("promtool: %s", remark)
+		}
+	}
+	for remark := range ofApplications {
+		if !remarks[remark] {
+			t.Errorf("promtool does not say %s: what does it read?", remark)
 		}
 	}
 	for _, want := range []string{"\nt_seconds_bucket{le=\"+Inf\"} 2\n", "\nbadlyNamed 1\n", "\nenvoy_server_live 1\n", "\ni_info{scrape_target=\"" + second} {

@@ -43,6 +43,9 @@ func (sc *scrape) applicationFirst() bool {
 // envoysNames are how Envoy's families begin. Applications' of such names come after them, and give way.
 var envoysNames = []string{"envoy_", bareNames.Next}
 
+// envoysHelp describes Envoy's families, of which Envoy says nothing.
+const envoysHelp = "A statistic of Envoy."
+
 func (sc *scrape) writeApplicationFirst(m *exposition.Merger) {
 	app := sc.apps[0]
 	inTime := app.endBy(sc.early)
@@ -116,7 +119,7 @@ func (s *source) copyTo(m *exposition.Merger, rename bool) {
 func (s *source) begin(m *exposition.Merger, rename bool) {
 	from := exposition.Source{Format: s.format, Limits: s.limits, Rename: rename}
 	if s.kind == sourceEnvoy {
-		from.Cut = bareNames
+		from.Cut, from.Help = bareNames, envoysHelp
 	}
 	s.copying = m.Begin(s, from)
 }

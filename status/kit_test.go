@@ -15,7 +15,7 @@ import (
 func TestScrapesAreTheSameWhateverIsGivenUpMeanwhile(t *testing.T) {
 	var stats strings.Builder
 	for f := range 30 {
-		fmt.Fprintf(&stats, "# TYPE envoy_cluster_statistic_%d counter\n", f)
+		fmt.Fprintf(&stats, "# HELP envoy_cluster_statistic_%d It.\n# TYPE envoy_cluster_statistic_%[1]d counter\n", f)
 		for s := range 300 {
 			fmt.Fprintf(&stats, "envoy_cluster_statistic_%d{cluster_name=\"other-%d\"} %d\n", f, s, f*s)
 		}

@@ -32,6 +32,8 @@ type Source struct {
 	Rename bool
 	// Cut is taken off some names.
 	Cut Cut
+	// Help describes families that the source does not describe; none if it is empty.
+	Help string
 }
 
 // Cut says that names that begin with First and Next lose First. The zero Cut leaves all names as they are.
@@ -98,7 +100,7 @@ type Copying struct {
 // Begin is to copy a source as Copy does, in parts.
 func (m *Merger) Begin(from io.Reader, s Source) *Copying {
 	m.source++
-	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut}
+	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut}
 	r.in.moving = m.out.settle
 	if n := len(m.windows); n > 0 {
@@ -167,6 +169,7 @@ type copier struct {
 	from                 Format
 	rename               bool
 	cut                  Cut
+	help                 string
 	label                *Label // added to each sample
 	original, current    family
 	numbered             kind // whose samples have a label that is a number
@@ -180,6 +183,9 @@ type copier struct {
 // left out.
 func (c *copier) open(f *family) {
 	c.original, c.current, c.numbered, c.prefix, c.writing, c.stem = *f, *f, f.numbered(), "", true, c.stem[:0]
+	if !f.helped && c.help != "" {
+		c.current.help, c.current.helped = c.help, true
+	}
 	if c.names.claim(&c.current, c.format, c.id) {
 		c.describe()
 		return
@@ -194,7 +200,7 @@ func (c *copier) open(f *family) {
 			c.describe()
 			return
 		}
-		c.current = *f
+		c.current.name, c.current.plain = f.name, f.plain
 	}
 	if c.rename {
 		c.current.name, c.prefix = renamed+f.name, renamed

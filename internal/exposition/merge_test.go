@@ -298,6 +298,24 @@ func TestTheFirstPartOfNamesIsCutWhereANameStandsAndNowhereElse(t *testing.T) {
 	}
 }
 
+func TestFamiliesWithoutAHelpTextGetTheSources(t *testing.T) {
+	const given = "# TYPE a counter\na 1\n# HELP b Own.\n# TYPE b gauge\nb 2\nc 3\n# TYPE a counter\na{d=\"e\"} 4\n"
+	for format, want := range map[Format]string{
+		Text:        "# HELP a Of x.\n# TYPE a counter\na 1\n# HELP b Own.\n# TYPE b gauge\nb 2\n# HELP c Of x.\nc 3\na{d=\"e\"} 4\n",
+		OpenMetrics: "# HELP a Of x.\n# TYPE a unknown\na 1\n# HELP b Own.\n# TYPE b gauge\nb 2\n# HELP c Of x.\nc 3\n# EOF\n",
+	} {
+		var out strings.Builder
+		m := NewMerger(&out, format)
+		if _, err := m.Copy(strings.NewReader(given), Source{Help: "Of x."}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Close(); err != nil || out.String() != want {
+			t.Errorf("%v: %v\n%s", format, err, out.String())
+		}
+		valid(t, format, out.String())
+	}
+}
+
 func TestASourceWaitsForAnotherWhoseNamesGoFirst(t *testing.T) {
 	var out strings.Builder
 	m := NewMerger(&out, Text)
