@@ -3,6 +3,7 @@ package sds
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -98,6 +99,56 @@ func TestHalfAFileChangesNothing(t *testing.T) {
 	write(t, cert, next.Chain)
 	if got := decode(t, stream.next().Resources[0]).GetTlsCertificate().CertificateChain.GetInlineBytes(); !bytes.Equal(got, next.Chain) {
 		t.Error("something else than the next good certificate was pushed")
+	}
+}
+
+func TestCertificateThatHasEndedDoesNotTakeAGoodOnesPlace(t *testing.T) {
+	dir, root, clock := t.TempDir(), testpki.New(t, "root"), newFakeClock()
+	config := Files(dir)
+	config.Clock, config.Debounce = clock, time.Millisecond
+	put := func(m Material) {
+		write(t, config.RootFile, m.Roots)
+		write(t, config.KeyFile, m.Key)
+		write(t, config.CertFile, m.Chain)
+	}
+	source, err := NewFileSource(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(material(t, root))
+	run(t, source)
+	first := nextSerial(t, source, "")
+	end := source.Current().Leaf.NotAfter
+
+	ended := material(t, root)
+	key, err := newKeyPair(ECDSAP256, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended.Key = key.pem
+	ended.Chain = testpki.PEM(root.Sign(t, &x509.Certificate{NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)}, key.signer.Public()))
+	put(ended)
+	testenv.Eventually(t, "the reason tells of it", func() error {
+		clock.advance(fastPoll) // what was heard may have been of the first of the files alone
+		if ok, reason := source.Health(); !ok || !strings.Contains(reason, "that of before it is good until") {
+			return fmt.Errorf("%v, %q", ok, reason)
+		}
+		return nil
+	})
+	if source.Current().Leaf.SerialNumber.String() != first {
+		t.Error("it was taken")
+	}
+	next := material(t, root)
+	put(next)
+	testenv.Eventually(t, "a good one is taken", func() error {
+		clock.advance(fastPoll)
+		if _, reason := source.Health(); reason != "" || source.Current().Leaf.SerialNumber.String() == first {
+			return errors.New(reason)
+		}
+		return nil
+	})
+	if !clock.Now().Before(end) {
+		t.Error("the first one has ended meanwhile: nothing is proved")
 	}
 }
 

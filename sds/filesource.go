@@ -90,6 +90,9 @@ func (s *FileSource) check() (well bool) {
 
 func (s *FileSource) take(m Material, err error) (well bool) {
 	s.mu.Lock()
+	if err == nil {
+		err = s.worse(m)
+	}
 	repeated := err != nil && s.problem != nil && s.problem.Error() == err.Error()
 	s.problem = err
 	changed := err == nil && !m.equal(s.material)
@@ -105,6 +108,16 @@ func (s *FileSource) take(m Material, err error) (well bool) {
 		s.config.Logger.Warn("the identity cannot be read from its files", "error", err)
 	}
 	return err == nil
+}
+
+// worse refuses a certificate that has ended, as one out of a backup has, while that of before is good: nobody would take it.
+func (s *FileSource) worse(m Material) error {
+	now := s.config.Clock.Now()
+	if s.material.Leaf == nil || !now.After(m.Leaf.NotAfter) || now.After(s.material.Leaf.NotAfter) {
+		return nil
+	}
+	return fmt.Errorf("the certificate in %s expired at %s, that of before it is good until %s", s.config.CertFile,
+		m.Leaf.NotAfter.UTC().Format(time.RFC3339), s.material.Leaf.NotAfter.UTC().Format(time.RFC3339))
 }
 
 func (s *FileSource) read() (Material, error) {
