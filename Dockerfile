@@ -14,25 +14,26 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN make build VERSION="${VERSION}" COMMIT="${COMMIT}" \
-      BINARIES="pilotfish-agent pilotfish-iptables pilotfish-cni pilotfish-cni-install pilotfish-cni-tombstone"
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace \
+      -ldflags "-s -w -X github.com/pilotfish-mesh/pilotfish/version.Version=${VERSION} -X github.com/pilotfish-mesh/pilotfish/version.Commit=${COMMIT}" \
+      -o /out/ ./cmd/pilotfish-agent ./cmd/pilotfish-iptables ./cmd/pilotfish-cni ./cmd/pilotfish-cni-install ./cmd/pilotfish-cni-tombstone
 # The folders that the agent writes to, relative to its working directory, with the owner they need.
 RUN mkdir -p /rootfs/etc/istio/proxy /rootfs/etc/istio/config /rootfs/var/run/secrets/workload-spiffe-uds /rootfs/var/lib/istio/data \
  && chown -R 1337:1337 /rootfs
 
 # The node agent: it changes the node's files and the pods' namespaces, so it runs as root. The plugin itself runs on the node.
 FROM scratch AS cni
-COPY --from=build /src/bin/pilotfish-cni /src/bin/pilotfish-cni-tombstone /opt/cni/bin/
-COPY --from=build /src/bin/pilotfish-cni-install /usr/local/bin/pilotfish-cni-install
+COPY --from=build /out/pilotfish-cni /out/pilotfish-cni-tombstone /opt/cni/bin/
+COPY --from=build /out/pilotfish-cni-install /usr/local/bin/pilotfish-cni-install
 ENTRYPOINT ["/usr/local/bin/pilotfish-cni-install"]
 
 FROM ${ENVOY_IMAGE}
 COPY --from=build --chown=1337:1337 /rootfs/ /
-COPY --from=build /src/bin/pilotfish-agent /usr/local/bin/pilotfish-agent
+COPY --from=build /out/pilotfish-agent /usr/local/bin/pilotfish-agent
 # The agent hands its command iptables to this one, which starts faster.
-COPY --from=build /src/bin/pilotfish-iptables /usr/local/bin/pilotfish-iptables
+COPY --from=build /out/pilotfish-iptables /usr/local/bin/pilotfish-iptables
 # An injected pod may name the program it knows.
-COPY --from=build /src/bin/pilotfish-agent /usr/local/bin/pilot-agent
+COPY --from=build /out/pilotfish-agent /usr/local/bin/pilot-agent
 ENV ENVOY_PATH=/usr/local/bin/envoy
 WORKDIR /
 USER 1337:1337

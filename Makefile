@@ -10,8 +10,6 @@ PKG     := github.com/pilotfish-mesh/pilotfish
 # gRPC without golang.org/x/net/trace, which keeps 3 MB of templates resident in every pod.
 TAGS    := grpcnotrace
 LDFLAGS := -s -w -X $(PKG)/version.Version=$(VERSION) -X $(PKG)/version.Commit=$(COMMIT)
-# Where there is an entry of our own, the agent hands the command iptables over before the runtime of Go begins.
-ENTRY    = $(if $(filter linux/amd64,$(shell go env GOOS GOARCH | paste -sd/)),-ldflags '$(PKG)/cmd/pilotfish-agent=$(LDFLAGS) -E $(PKG)/cmd/pilotfish-agent/early.entry')
 
 # The Envoy that the project is built for, and the older ones that go through the same tests.
 ENVOY_VERSION      := 1.40.0
@@ -31,7 +29,7 @@ check-tools:
 .PHONY: build
 build: check-tools ## put all binaries into bin/ (static, stripped)
 	@mkdir -p bin
-	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)' $(ENTRY) -o bin/ $(addprefix ./cmd/,$(BINARIES))
+	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
 
 .PHONY: envoy
 envoy: ## install the pinned Envoys (1.40.0 and, for tests, 1.38.3 and 1.36.4) into the cache

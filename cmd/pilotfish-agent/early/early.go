@@ -1,8 +1,8 @@
 // Package early hands the command iptables to the small binary beside this one. The agent links gRPC and Envoy's types,
 // whose initialization takes longer than all that the command does, and as much memory again; Go initializes a package as
 // soon as those that it imports are, in the order of their paths, so that this one, which imports syscall alone, comes
-// before nearly all. (With os, its turn would come after protocol buffers.) Where the linker was told of the entry, that did
-// the same before the runtime of Go began. Without the small binary the agent does the work itself.
+// before nearly all. (With os, its turn would come after protocol buffers.) Without the small binary the agent does the
+// work itself.
 package early
 
 import "syscall"
