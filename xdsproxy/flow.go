@@ -94,7 +94,7 @@ func (a *ascent) flow(there mem.BufferSlice, typeURL string) error {
 	a.delivering.Lock()
 	defer a.delivering.Unlock()
 	size := there.Len() + a.upstream.Missing()
-	g := &gathering{proto: a.proto, keeping: a.beginFlow(typeURL, size)}
+	g := &gathering{proto: a.proto, keeping: a.beginFlow(typeURL)}
 	defer g.free()
 	last, err := a.pour(there, size, g)
 	if err == nil {

@@ -3,14 +3,11 @@ package xdsproxy
 // keepBatch is how much of a large response is written at a time.
 const keepBatch = 256 << 10
 
-// flowKeeping keeps a response that flows. It is held in memory, and written when Envoy has accepted it: to write it while
-// Envoy takes it would take the time from Envoy. What is too large for that is written part by part; what waits for that is
-// held, and never waited for.
+// flowKeeping keeps a response that flows, part by part. What waits to be written is held, and never waited for.
 type flowKeeping struct {
 	session *session
 	keeper  *keeper // that it began with
 	stage   uint64  // 0 where nothing is kept
-	held    *held   // nil where it is written as it passes
 	waiting []flowPart
 	bytes   int
 }
@@ -21,26 +18,21 @@ type flowPart struct {
 	frame *frame
 }
 
-// beginFlow begins to keep a response of a type and a size.
-func (s *session) beginFlow(typeURL string, size int) flowKeeping {
+// beginFlow begins to keep a response of a type.
+func (s *session) beginFlow(typeURL string) flowKeeping {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := flowKeeping{session: s}
 	if s.mayKeep(typeURL) {
 		k.keeper = s.keeper
 		k.stage = k.keeper.stage.Add(1)
-		k.held = s.relay.hold(size)
 	}
 	return k
 }
 
-// add keeps a part; of one that is to be written it takes a reference of its own.
+// add keeps a part; it takes a reference of its own.
 func (k *flowKeeping) add(r response, part *frame) {
-	switch {
-	case k.stage == 0:
-		return
-	case k.held != nil:
-		k.held.pages.append(part.data)
+	if k.stage == 0 {
 		return
 	}
 	k.waiting = append(k.waiting, flowPart{r, part.share()})
@@ -72,26 +64,18 @@ func (k *flowKeeping) end(r response) (stage uint64) {
 	}
 	k.session.mu.Lock()
 	defer k.session.mu.Unlock()
-	if !k.inForce() || !k.finish(r) {
-		k.drop()
-		return 0
-	}
-	k.waiting, k.held = nil, nil
-	return k.stage
-}
-
-// finish hands over what is left; the caller holds the session's lock.
-func (k *flowKeeping) finish(r response) (ok bool) {
-	if k.held != nil {
-		k.held.about = r
-		k.session.keepHeld(k.stage, k.held)
-		return true
-	}
-	rest, keeper, stage, proto := k.write(k.waiting), k.keeper, k.stage, k.session.proto
-	return k.session.keep(func() {
+	rest, keeper, proto := k.write(k.waiting), k.keeper, k.session.proto
+	stage = k.stage
+	ok := k.inForce() && k.session.keep(func() {
 		rest()
 		keeper.writeEnd(proto, stage, r)
 	})
+	if !ok {
+		k.drop()
+		return 0
+	}
+	k.waiting = nil
+	return stage
 }
 
 // abandon forgets a response that was not completed.
@@ -99,11 +83,7 @@ func (k *flowKeeping) abandon() {
 	if k.stage == 0 {
 		return
 	}
-	wasHeld := k.held != nil
 	k.drop()
-	if wasHeld {
-		return
-	}
 	k.session.mu.Lock()
 	defer k.session.mu.Unlock()
 	if keeper, stage := k.keeper, k.stage; k.inForce() {
@@ -122,8 +102,4 @@ func (k *flowKeeping) drop() {
 		part.frame.free()
 	}
 	k.waiting = nil
-	if k.held != nil {
-		k.held.free()
-		k.held = nil
-	}
 }

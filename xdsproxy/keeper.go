@@ -22,8 +22,6 @@ const (
 	keepPatience = 5 * time.Second
 	// retryKeeping is how long after a failure everything is asked for anew, to be kept; it doubles up to maxRetryKeeping.
 	retryKeeping, maxRetryKeeping = time.Minute, time.Hour
-	// maxBreath bounds the pauses in writing what is large.
-	maxBreath = 20 * time.Millisecond
 	// keptScratch bounds the buffer that is kept from resource to resource.
 	keptScratch = 1 << 20
 )
@@ -36,12 +34,9 @@ type keeper struct {
 	stage atomic.Uint64
 	// Only the writer uses what follows. scratch is where resources are put together.
 	scratch []byte
-	// since is when what is done was begun, over ends the watch over it, and ending is closed when no time is left.
-	since  time.Time
-	over   func()
-	ending <-chan struct{}
-	// passed is told how much of what is written was read, if it is set.
-	passed func(read int)
+	// over ends the watch over what is done, and written is how many bytes of resources were written under that watch.
+	over    func()
+	written int
 
 	standing standing
 
@@ -63,7 +58,6 @@ func (k *keeper) runUntil(ctx context.Context, written chan<- struct{}) {
 
 // run writes until the context ends, and then what is still waiting.
 func (k *keeper) run(ctx context.Context) {
-	k.ending = ctx.Done()
 	for {
 		select {
 		case do := <-k.todo:
@@ -84,38 +78,25 @@ func (k *keeper) run(ctx context.Context) {
 
 func (k *keeper) write(do func()) {
 	before := k.store.Status().Failures
-	k.since, k.over = time.Now(), k.watch()
+	k.over, k.written = k.watch(), 0
 	do()
 	if len(k.todo) == 0 {
 		k.store.Flush()
 	}
 	k.over()
-	k.over = nil
 	if k.store.Status().Failures != before {
 		k.fail()
 	}
 }
 
-// breathe is for the middle of what takes long: while nothing else waits to be written, two thirds of the time are left to
-// others, Envoy above all. The disk's patience begins anew.
-func (k *keeper) breathe(read int) {
-	if k.passed != nil {
-		k.passed(read)
-	}
-	if k.over == nil {
+// progress notes that bytes of a resource were written. With every batch of them the patience with the disk begins anew: one
+// that takes long over what is large does not stand still.
+func (k *keeper) progress(bytes int) {
+	if k.written += bytes; k.written < keepBatch {
 		return
 	}
-	k.store.Flush()
 	k.over()
-	if len(k.todo) == 0 {
-		timer := time.NewTimer(min(2*time.Since(k.since), maxBreath))
-		select {
-		case <-timer.C:
-		case <-k.ending:
-			timer.Stop()
-		}
-	}
-	k.since, k.over = time.Now(), k.watch()
+	k.over, k.written = k.watch(), 0
 }
 
 // fail tells the session in force that what it has cannot be kept.
@@ -227,7 +208,7 @@ func (k *keeper) writeResponse(v variant, stage uint64, r response, f *frame) {
 
 // writeResources writes the resources of a response, or of a part of it.
 func (k *keeper) writeResources(stage uint64, r response, f *frame) {
-	i, written := 0, 0
+	i := 0
 	err := walk(f.data, func(number protowire.Number, c *cursor, length int) error {
 		if number != 2 {
 			return c.skip(length)
@@ -241,10 +222,7 @@ func (k *keeper) writeResources(stage uint64, r response, f *frame) {
 			k.store.Resource(stage, r.typeURL, r.resources[i].name, r.resources[i].version, content)
 		}
 		i++
-		if written += length; written >= keepBatch {
-			written = 0
-			k.breathe(f.data.Len() - c.remaining())
-		}
+		k.progress(length)
 		return nil
 	})
 	if err != nil {

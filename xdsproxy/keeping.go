@@ -53,15 +53,13 @@ type keeping struct {
 	renew       context.CancelCauseFunc // of the stream upstream; nil for none
 	mark, retry *time.Timer
 	markDelays  int
-	// held are responses that wait for Envoy's answer before they are written, by their numbers.
-	held       map[uint64]*held
-	retryAfter time.Duration
+	retryAfter  time.Duration
 }
 
 // refetches says whether control planes are to send everything.
 func (k *keeping) refetches() bool { return k.refetch || k.continued && !k.begun }
 
-// end frees what is held; the caller holds the lock.
+// end ends what runs and is open; the caller holds the lock.
 func (k *keeping) end() {
 	for _, t := range []*time.Timer{k.mark, k.retry} {
 		if t != nil {
@@ -69,7 +67,6 @@ func (k *keeping) end() {
 		}
 	}
 	k.begun, k.lost, k.retry = false, true, nil
-	k.dropAllHeld()
 	k.closeSnapshot()
 }
 
@@ -157,7 +154,6 @@ func (s *session) keepFailed() {
 func (s *session) loseKeeping() {
 	k := &s.keeping
 	k.lost = true
-	k.dropAllHeld()
 	k.retryAfter = min(max(2*k.retryAfter, s.relay.config.LastGood.retry), maxRetryKeeping)
 	wait := k.retryAfter
 	if s.disk.inForce() != s.keeper {
@@ -216,10 +212,8 @@ func (s *session) keepHeard(h heard) {
 	if stage := h.about.stage; stage != 0 {
 		bad, some := rejectedNames(s.proto, h)
 		if h.verdict == accepted || some {
-			s.writeHeld(stage)
 			s.keep(func() { store.Accepted(stage, bad...) })
 		} else {
-			k.dropHeld(stage)
 			s.keep(func() { store.Rejected(stage) })
 		}
 	}
@@ -236,7 +230,6 @@ func (s *session) keepPassed() {
 	passed, store := s.state.passed, s.keeper.store
 	s.state.passed = nil
 	for _, stage := range passed {
-		s.keeping.dropHeld(stage)
 		s.keep(func() { store.Rejected(stage) })
 	}
 }

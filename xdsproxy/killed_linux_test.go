@@ -64,7 +64,7 @@ func TestRelayThatIsKilledAtAnyMomentLeavesAStateThatEnvoyAccepted(t *testing.T)
 	killAtAnyMoment(t, 40<<10, 8)
 }
 
-// Those go on in parts, are held, and written afterwards.
+// Those go on, and are written, in parts.
 func TestRelayThatIsKilledAmongLargeResponsesLeavesAStateThatEnvoyAccepted(t *testing.T) {
 	killAtAnyMoment(t, 2<<20, 4)
 }

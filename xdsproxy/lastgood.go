@@ -28,7 +28,6 @@ type LastGood struct {
 
 	retry, patience time.Duration
 	stands          time.Duration // after which a disk is given up that does not answer
-	unanswered      time.Duration // after which a large response is written of which Envoy has said nothing
 	opening         func()        // before a directory is opened
 }
 
@@ -38,7 +37,6 @@ func (c *LastGood) setDefaults() {
 	c.retry = cmp.Or(c.retry, retryKeeping)
 	c.patience = cmp.Or(c.patience, keepPatience)
 	c.stands = cmp.Or(c.stands, keepPatience)
-	c.unanswered = cmp.Or(c.unanswered, heldPatience)
 }
 
 // LastGoodStatus is what is known of the last good configuration.

@@ -130,7 +130,7 @@ func TestKeepingFiftyMegabytesTakesNoCopyOfThem(t *testing.T) {
 	}
 }
 
-func TestKeepingFiftyMegabytesThatGoOnInPartsTakesThemOnce(t *testing.T) {
+func TestKeepingFiftyMegabytesThatGoOnInPartsTakesNoCopyOfThem(t *testing.T) {
 	if testing.Short() || detector {
 		t.Skip("moves 50 MB, and weighs what the race detector has several times")
 	}

@@ -42,7 +42,6 @@ func (s *session) offer() (<-chan time.Time, error) {
 	}
 	k.served, k.snapshot, k.upToDate = true, snapshot, snapshot.UpToDate
 	k.begun = false // what a control plane began to send does not go on
-	k.dropAllHeld()
 	order := append([]string(nil), s.state.order...)
 	s.mu.Unlock()
 	for _, typeURL := range order {

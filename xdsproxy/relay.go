@@ -164,8 +164,6 @@ type Relay struct {
 	nonces atomic.Uint64
 	// broken says that the last response that went on in parts was not completed, and unfit that one was nothing to go on so.
 	broken, unfit atomic.Bool
-	// holding is how much memory is taken by responses that wait for Envoy's answer to be kept.
-	holding atomic.Int64
 	// credentials are what the uplink proves itself with.
 	credentials *credentialWatch
 	taps        taps

@@ -40,7 +40,7 @@ func TestDiskThatComesToAStandGivesWayToMemoryUntilItGoesOn(t *testing.T) {
 	cp := newKeepingControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	relay, _ := run(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true},
-		LastGood: LastGood{Dirs: []string{t.TempDir()}, MaxMemory: 1 << 20, Wait: time.Millisecond, stands: 100 * time.Millisecond}})
+		LastGood: LastGood{Dirs: []string{t.TempDir()}, MaxMemory: 1 << 20, Wait: time.Millisecond, stands: time.Second}})
 	envoy := newEnvoyLike(t, relay)
 	envoy.start("a", "b")
 	all := map[string]string{"Cluster a": "1", "Cluster b": "1", "ClusterLoadAssignment a": "1", "ClusterLoadAssignment b": "1", "Listener in": "1"}

@@ -1,7 +1,0 @@
-//go:build unix && !linux
-
-package xdsproxy
-
-func preferLarge([]byte) {}
-
-func giveBack([]byte) {}
