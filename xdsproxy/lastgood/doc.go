@@ -49,6 +49,9 @@ type Identity struct {
 	Protocol string `json:"protocol"`
 }
 
+// sotw is the protocol in which a type has one version for all its resources.
+const sotw = "sotw"
+
 // Reasons that there is nothing to be had from a file.
 var (
 	ErrForeign = errors.New("it is the configuration of another proxy")

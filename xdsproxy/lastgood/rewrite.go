@@ -1,6 +1,10 @@
 package lastgood
 
-import "bufio"
+import (
+	"bufio"
+	"maps"
+	"slices"
+)
 
 // rewrite writes what counts into a new file, which takes the place of the old one. When that fails the old one goes on.
 func (s *Store) rewrite() {
@@ -39,7 +43,7 @@ func (s *Store) copied(to shelf) (_ file, size int64, err error) {
 	}()
 	w := copier{out: bufio.NewWriterSize(f, 64<<10), size: size}
 	for number, typeURL := range old.Types() {
-		if err := w.copyType(old, uint64(number), typeURL); err != nil {
+		if err := w.copyType(old, uint64(2*number), typeURL); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -69,7 +73,7 @@ func (w *copier) write(k kind, fields, content []byte) {
 	}
 }
 
-// copyType writes all of a type as one response that was accepted.
+// copyType writes all of a type as one response that was accepted, and what is behind as one that was not.
 func (w *copier) copyType(old *Snapshot, stage uint64, typeURL string) error {
 	for _, name := range old.Names(typeURL) {
 		version, content, _, err := old.Resource(typeURL, name)
@@ -78,8 +82,15 @@ func (w *copier) copyType(old *Snapshot, stage uint64, typeURL string) error {
 		}
 		w.write(kindResource, fields(stage, typeURL, name, version), content)
 	}
-	version, _ := old.Version(typeURL)
-	w.write(kindResponse, append(fields(stage, typeURL, version), 1), nil)
+	t := old.types[typeURL]
+	w.write(kindResponse, append(fields(stage, typeURL, t.version), 1), nil)
 	w.write(kindAccepted, fields(stage), nil)
+	if len(t.behind) == 0 {
+		return w.err
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.behind)) {
+		w.write(kindRemoved, fields(stage+1, typeURL, name), nil)
+	}
+	w.write(kindRejected, fields(stage+1), nil)
 	return w.err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -24,6 +25,14 @@ type Snapshot struct {
 type typeState struct {
 	version string
 	entries map[string]entry
+	// behind are resources that are not kept as the version has them. Only SotW has one version for all of them.
+	behind map[string]struct{}
+}
+
+func (t *typeState) fallBehind(names iter.Seq[string]) {
+	for name := range names {
+		t.behind[name] = struct{}{}
+	}
 }
 
 type entry struct {
@@ -57,7 +66,7 @@ func read(f source, want Identity) (_ *Snapshot, err error) {
 	if end == 0 {
 		return nil, errors.Join(ErrEmpty, damaged)
 	}
-	r := replay{s: &Snapshot{file: f, types: make(map[string]*typeState), end: end}, stages: make(map[uint64]*stage)}
+	r := replay{s: &Snapshot{file: f, types: make(map[string]*typeState), end: end}, stages: make(map[uint64]*stage), oneVersion: want.Protocol == sotw}
 	records := newReader(f, start)
 	for records.offset < end {
 		if err := r.record(records); err != nil {
@@ -109,6 +118,8 @@ func lastMark(f source, start int64) (end int64, damaged error) {
 type replay struct {
 	s      *Snapshot
 	stages map[uint64]*stage
+	// oneVersion says that a type has one version for all its resources.
+	oneVersion bool
 }
 
 // maxStages bounds the responses that are open at one time: a writer has few.
@@ -222,20 +233,29 @@ func (r *replay) accepted(in *reader) error {
 	t := r.s.of(s.typeURL)
 	t.version = s.version
 	if s.whole {
-		t.entries = s.resources
-		return nil
+		clear(t.entries)
+		clear(t.behind)
 	}
 	for name, e := range s.resources {
 		t.entries[name] = e
+		delete(t.behind, name)
 	}
 	for _, name := range s.removed {
 		delete(t.entries, name)
+	}
+	if r.oneVersion { // of which nothing is removed by name: it was withheld
+		t.fallBehind(slices.Values(s.removed))
 	}
 	return nil
 }
 
 func (r *replay) rejected(in *reader) error {
 	number, err := in.number()
+	if s := r.stages[number]; s != nil && r.oneVersion {
+		t := r.s.of(s.typeURL)
+		t.fallBehind(maps.Keys(s.resources))
+		t.fallBehind(slices.Values(s.removed))
+	}
 	delete(r.stages, number)
 	return err
 }
@@ -251,6 +271,7 @@ func (r *replay) dropped(in *reader) error {
 	name, err := in.text()
 	if t := r.s.types[typeURL]; t != nil {
 		delete(t.entries, name)
+		delete(t.behind, name)
 	}
 	return err
 }
@@ -264,7 +285,7 @@ func (r *replay) seen(in *reader) error {
 func (s *Snapshot) of(typeURL string) *typeState {
 	t := s.types[typeURL]
 	if t == nil {
-		t = &typeState{entries: make(map[string]entry)}
+		t = &typeState{entries: make(map[string]entry), behind: make(map[string]struct{})}
 		s.types[typeURL] = t
 	}
 	return t
@@ -280,11 +301,15 @@ func (s *Snapshot) Types() []string {
 	return types
 }
 
-// Version is of the last response of a type that was accepted; ok tells whether there was one.
+// Version is of the last response of a type that was accepted; ok tells whether there was one. It is empty where that does not
+// say what there is: a control plane that keeps versions then sends everything.
 func (s *Snapshot) Version(typeURL string) (version string, ok bool) {
 	t := s.types[typeURL]
 	if t == nil {
 		return "", false
+	}
+	if len(t.behind) > 0 {
+		return "", true
 	}
 	return t.version, true
 }

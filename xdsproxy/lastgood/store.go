@@ -265,27 +265,31 @@ func (s *Store) Resource(stage uint64, typeURL, name, version string, content []
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stage(stage)
-	if why := secretIn(typeURL, content); why != "" {
-		s.withhold(stage, typeURL, name, why)
+	why, remedy := secretIn(typeURL, content), "let it refer to a secret of its own, by SDS"
+	if why == "" && (len(name) > maxField || len(version) > maxField) {
+		why, remedy = fmt.Sprintf("its name or version is longer than %d bytes", maxField), "shorten it"
+	}
+	if why != "" {
+		s.withhold(stage, typeURL, name, why, remedy)
 		return
 	}
 	s.write(kindResource, fields(stage, typeURL, name, version), content)
 }
 
 // withhold leaves a resource out: also an older one of that name, since it is not what Envoy has.
-func (s *Store) withhold(stage uint64, typeURL, name, why string) {
-	s.write(kindRemoved, fields(stage, typeURL, name), nil)
+func (s *Store) withhold(stage uint64, typeURL, name, why, remedy string) {
+	s.removed(stage, typeURL, name)
 	if typeURL == secretType {
 		return
 	}
-	what := fmt.Sprintf("%s %s", typeURL, name)
+	what := fmt.Sprintf("%s %.200s", typeURL, name)
 	for _, w := range s.status.Withheld {
 		if w == what {
 			return
 		}
 	}
 	s.config.Logger.Warn("a resource is not kept, and an Envoy that starts while no control plane answers will lack it",
-		"type", typeURL, "name", name, "reason", why, "remedy", "let it refer to a secret of its own, by SDS")
+		"resource", what, "reason", why, "remedy", remedy)
 	if len(s.status.Withheld) == maxWithheld {
 		s.status.Withheld = s.status.Withheld[1:]
 	}
@@ -304,7 +308,14 @@ func (s *Store) Removed(stage uint64, typeURL, name string) {
 	s.mu.Lock()
 	defer s.unlock()
 	s.stage(stage)
-	s.write(kindRemoved, fields(stage, typeURL, name), nil)
+	s.removed(stage, typeURL, name)
+}
+
+// removed writes that a resource is none of those that are kept; one whose name is too long is never kept.
+func (s *Store) removed(stage uint64, typeURL, name string) {
+	if len(name) <= maxField {
+		s.write(kindRemoved, fields(stage, typeURL, name), nil)
+	}
 }
 
 // Response ends what is written of a response. Whole says that there are no other resources of its type.
@@ -312,6 +323,9 @@ func (s *Store) Response(stage uint64, typeURL, version string, whole bool) {
 	s.mu.Lock()
 	defer s.unlock()
 	s.stage(stage)
+	if len(version) > maxField {
+		version = "" // then all is asked for again
+	}
 	b := fields(stage, typeURL, version)
 	if whole {
 		b = append(b, 1)
@@ -327,6 +341,7 @@ func (s *Store) Accepted(stage uint64, except ...string) {
 	defer s.unlock()
 	if _, ok := s.open[stage]; ok {
 		delete(s.open, stage)
+		except = slices.DeleteFunc(except, func(name string) bool { return len(name) > maxField })
 		s.write(kindAccepted, fields(stage, except...), nil)
 	}
 }
@@ -345,7 +360,9 @@ func (s *Store) Rejected(stage uint64) {
 func (s *Store) Dropped(typeURL, name string) {
 	s.mu.Lock()
 	defer s.unlock()
-	s.write(kindDropped, fields(0, typeURL, name), nil)
+	if len(name) <= maxField {
+		s.write(kindDropped, fields(0, typeURL, name), nil)
+	}
 }
 
 // Mark says that what counts fits together.
