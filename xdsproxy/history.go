@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// shortened is the beginning of what is remembered to be looked at.
+func shortened(text string) string { return text[:min(len(text), maxString)] }
+
 // mostEvents and mostNacks bound what is remembered. Rejections have a list of their own, since updates of endpoints would
 // drive them out of the other within seconds.
 const (
@@ -72,7 +75,7 @@ func (r *ring) all() []Event {
 
 // note remembers an event; the caller holds the lock.
 func (l *ledger) note(e Event) {
-	e.Time = l.now()
+	e.Time, e.Version, e.Nonce = l.now(), shortened(e.Version), shortened(e.Nonce)
 	l.events.add(e)
 	if e.Kind == EventNack {
 		l.nacks.add(e)

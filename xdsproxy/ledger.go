@@ -219,7 +219,7 @@ func (l *ledger) noteNack(a *account, r request, about response) {
 	e := Event{Kind: EventNack, TypeURL: a.TypeURL, Version: a.LastNack.Version, Nonce: r.nonce, Reason: r.reason, Resources: len(about.resources)}
 	for _, m := range mentioned(about.resources, r.reason) {
 		if len(e.Names) < mostRejected {
-			e.Names = append(e.Names, m.name)
+			e.Names = append(e.Names, shortened(m.name))
 		}
 	}
 	l.note(e)

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// maxString bounds what is kept of a string that the other side chose.
+// maxString bounds what is kept of a string that the other side chose, and that is only looked at.
 const maxString = 4096
 
 // request is what the relay reads of a DiscoveryRequest or a DeltaDiscoveryRequest.
@@ -67,7 +67,7 @@ func (r *request) sotwField(number protowire.Number, c *cursor, length int) (err
 	case 3:
 		r.names, err = c.appendText(r.names, length)
 	case 4:
-		r.typeURL, err = c.text(length)
+		r.typeURL, err = c.brief(length)
 	case 5:
 		r.nonce, err = c.text(length)
 	case 6:
@@ -84,7 +84,7 @@ func (r *request) deltaField(number protowire.Number, c *cursor, length int) (er
 	case 1:
 		r.node, err = c.bytes(length)
 	case 2:
-		r.typeURL, err = c.text(length)
+		r.typeURL, err = c.brief(length)
 	case 3:
 		r.subscribe, err = c.appendText(r.subscribe, length)
 	case 4:
@@ -117,7 +117,7 @@ func peekResponse(v variant, data mem.BufferSlice) (response, error) {
 				r.resources = append(r.resources, one)
 			}
 		case number == 4:
-			r.typeURL, err = c.text(length)
+			r.typeURL, err = c.brief(length)
 		case number == 5:
 			r.nonce, err = c.text(length)
 		case number == 6 && v == delta:
@@ -192,7 +192,7 @@ func (c *cursor) openName(end int) (length int, ok bool) {
 func statusMessage(c *cursor, length int) (message string, err error) {
 	err = c.message(length, func(number protowire.Number, n int) (err error) {
 		if number == 2 {
-			message, err = c.text(n)
+			message, err = c.brief(n)
 			return err
 		}
 		return c.skip(n)
@@ -355,14 +355,20 @@ func (c *cursor) into(buf []byte, n int) ([]byte, error) {
 	return buf, nil
 }
 
-// text reads a string, of which it keeps the beginning when it is very long.
+// text reads a string whole: what has a name, a nonce or a version is asked for by it again.
 func (c *cursor) text(n int) (string, error) {
+	text, err := c.bytes(n)
+	return string(text), err
+}
+
+// brief reads a string that is only looked at, of which it keeps the beginning when it is very long.
+func (c *cursor) brief(n int) (string, error) {
 	if n > c.remaining() {
 		return "", errMalformed
 	}
-	buf := make([]byte, min(n, maxString))
-	if _, err := io.ReadFull(c.reader, buf); err != nil {
-		return "", errMalformed
+	text, err := c.bytes(min(n, maxString))
+	if err != nil {
+		return "", err
 	}
-	return string(buf), c.skip(n - len(buf))
+	return string(text), c.skip(n - len(text))
 }

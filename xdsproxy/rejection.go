@@ -34,10 +34,10 @@ func (a *account) rejectResources(about response, reason string, now time.Time) 
 			if a.rejected == nil {
 				a.rejected = make(map[string]*ResourceNack)
 			}
-			n = &ResourceNack{Name: m.name, Since: now}
+			n = &ResourceNack{Name: shortened(m.name), Since: now}
 			a.rejected[m.name] = n
 		}
-		n.Version, n.Reason, n.Last = cmp.Or(m.version, about.version), m.reason, now
+		n.Version, n.Reason, n.Last = shortened(cmp.Or(m.version, about.version)), m.reason, now
 		n.Count++
 	}
 }
