@@ -93,6 +93,10 @@ var errHalf = errors.New("a response was not completed of which Envoy had a part
 func (a *ascent) flow(there mem.BufferSlice, typeURL string) error {
 	a.delivering.Lock()
 	defer a.delivering.Unlock()
+	if err := a.ctx.Err(); err != nil { // and nothing of it has gone to Envoy yet
+		there.Free()
+		return err
+	}
 	size := there.Len() + a.upstream.Missing()
 	g := &gathering{proto: a.proto, keeping: a.beginFlow(typeURL)}
 	defer g.free()

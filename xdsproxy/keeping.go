@@ -178,8 +178,11 @@ func (s *session) followDisk() (ok bool) {
 	return false
 }
 
-// renewKeeping asks the control plane for everything again, since what was not kept can be had from nowhere else.
+// renewKeeping asks the control plane for everything again, since what was not kept can be had from nowhere else. It does not
+// do so in the middle of a response, of which Envoy may have a part.
 func (s *session) renewKeeping() {
+	s.delivering.Lock()
+	defer s.delivering.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := &s.keeping
