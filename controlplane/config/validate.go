@@ -34,6 +34,11 @@ func (s scope) warn(value any, message, remedy string) {
 	s.d.report(Warning, s.d.place(s.path), s.path, fmt.Sprint(value), message, remedy)
 }
 
+// noEffect records something that is not done here.
+func (s scope) noEffect(value any, message, remedy string) {
+	s.d.reportAs(NoEffect, Warning, s.d.place(s.path), s.path, fmt.Sprint(value), message, remedy)
+}
+
 // between checks a number.
 func (s scope) between(value, low, high int64, remedy string) {
 	if value < low || value > high {

@@ -55,6 +55,7 @@ func (s scope) trafficPolicy(p *networking.TrafficPolicy) {
 	}
 	if b := p.GetRetryBudget(); b != nil {
 		s.field("retryBudget").field("percent").percent(b.GetPercent().GetValue())
+		s.field("retryBudget").field("budgetInterval").zeroOrMore(b.GetBudgetInterval())
 	}
 	if t := p.GetTunnel(); t != nil {
 		at := s.field("tunnel")

@@ -66,12 +66,13 @@ func meshWithoutEffect(mesh *meshconfig.MeshConfig) []Problem {
 			})
 		}
 	}
-	for _, p := range mesh.GetExtensionProviders() {
+	out = append(out, tellOfEffects(mesh.ProtoReflect(), "")...)
+	for i, p := range mesh.GetExtensionProviders() {
 		switch p.GetProvider().(type) {
 		case *meshconfig.MeshConfig_ExtensionProvider_Stackdriver, *meshconfig.MeshConfig_ExtensionProvider_Opencensus,
 			*meshconfig.MeshConfig_ExtensionProvider_Lightstep, *meshconfig.MeshConfig_ExtensionProvider_Sds:
 			out = append(out, Problem{
-				Severity: Warning, Code: NoEffect, Field: "extensionProviders", Value: p.GetName(),
+				Severity: Warning, Code: NoEffect, Field: fmt.Sprintf("extensionProviders[%d]", i), Value: p.GetName(),
 				Message: "Envoy has nothing for providers of this sort: what documents send there goes nowhere", Remedy: "use opentelemetry, zipkin, datadog or skywalking",
 			})
 		}

@@ -101,6 +101,10 @@ func (s scope) metrics(rule *telemetry.Metrics) {
 		if custom := o.GetMatch().GetCustomMetric(); custom != "" {
 			at.field("match").field("customMetric").warn(custom, "has no effect: there are the mesh's standard metrics only", "match by metric")
 		}
+		switch metric := o.GetMatch().GetMetric(); metric {
+		case telemetry.MetricSelector_GRPC_REQUEST_MESSAGES, telemetry.MetricSelector_GRPC_RESPONSE_MESSAGES:
+			at.field("match").field("metric").noEffect(metric, "has no effect: messages of gRPC are not counted", "remove it; calls are counted as requests")
+		}
 		for _, tag := range slices.Sorted(maps.Keys(o.GetTagOverrides())) {
 			at.field("tagOverrides").key(tag).tagOverride(tag, o.GetTagOverrides()[tag])
 		}

@@ -33,7 +33,7 @@ func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networkin
 	if retries != nil { // in place of a fixed number
 		t.MaxRetries = nil
 		t.RetryBudget = &clusterv3.CircuitBreakers_Thresholds_RetryBudget{
-			BudgetPercent: &typev3.Percent{Value: 20}, MinRetryConcurrency: u32(3),
+			BudgetPercent: &typev3.Percent{Value: 20}, MinRetryConcurrency: u32(3), BudgetInterval: retries.GetBudgetInterval(),
 		}
 		if p := retries.GetPercent(); p != nil {
 			t.RetryBudget.BudgetPercent.Value = p.GetValue()
