@@ -3,6 +3,7 @@ package controlplane
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -12,7 +13,6 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
-	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
 )
 
 const (
@@ -54,14 +54,18 @@ func readMeshFile(path string) ([]byte, *meshconfig.MeshConfig, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("mesh configuration: %w", err)
 	}
-	mesh := &meshconfig.MeshConfig{}
-	if _, err := protoyaml.Unmarshal(string(text), mesh); err != nil {
-		return text, nil, fmt.Errorf("mesh configuration %s: %w; the fields are those of Istio's MeshConfig", path, err)
-	}
-	if _, err := config.CheckMesh(mesh); err != nil {
-		return text, nil, fmt.Errorf("mesh configuration %s: %w", path, err)
+	mesh, problems := config.ReadMesh(path, text)
+	if mesh == nil {
+		return text, nil, fmt.Errorf("mesh configuration %w", meshRefusal{problems[0]})
 	}
 	return text, mesh, nil
+}
+
+// meshRefusal is a problem for which the file is refused.
+type meshRefusal struct{ config.Problem }
+
+func (r meshRefusal) Error() string {
+	return fmt.Sprintf("%s: %s; %s", r.At.File, r.Message, r.Remedy)
 }
 
 // run calls changed after each change of what is in force.
@@ -92,10 +96,11 @@ func (f *meshFile) reload() (changed bool) {
 		if f.problem == nil || f.problem.Message != err.Error() {
 			f.log.Error("the mesh configuration is refused; what it said before stays in force", "error", err)
 		}
-		f.problem = &config.Problem{
-			Code: config.MeshConfigBad, Severity: config.Error, At: config.Position{File: f.path}, Message: err.Error(),
-			Remedy: "mend the file; what it said before stays in force",
+		f.problem = &config.Problem{Code: config.MeshConfigBad, Severity: config.Error, At: config.Position{File: f.path}, Message: err.Error()}
+		if refused := (meshRefusal{}); errors.As(err, &refused) {
+			f.problem.At = refused.At
 		}
+		f.problem.Remedy = "mend the file; what it said before stays in force"
 		return false
 	}
 	f.text, f.current, f.problem = text, mesh, nil
@@ -112,10 +117,7 @@ func (f *meshFile) mesh() *meshconfig.MeshConfig {
 func (f *meshFile) problems() []config.Problem {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	warnings, _ := config.CheckMesh(f.current) // it was checked when it came into force
-	for i := range warnings {
-		warnings[i].At = config.Position{File: f.path}
-	}
+	_, warnings := config.ReadMesh(f.path, f.text) // it was read so when it came into force
 	if f.problem != nil {
 		warnings = append([]config.Problem{*f.problem}, warnings...)
 	}

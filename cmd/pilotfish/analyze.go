@@ -9,11 +9,9 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
-	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
@@ -134,7 +132,7 @@ func (o analyzeOptions) checkOutput() error {
 }
 
 func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config, error) {
-	cfg := analysis.Config{Paths: args, Stdin: c.InOrStdin(), DefaultNamespace: o.namespace}
+	cfg := analysis.Config{Paths: args, Stdin: c.InOrStdin(), DefaultNamespace: o.namespace, MeshFile: o.meshConfig}
 	for _, text := range o.suppress {
 		s, err := analysis.ParseSuppression(text)
 		if err != nil {
@@ -147,18 +145,8 @@ func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config
 		if err != nil {
 			return cfg, err
 		}
-		cfg.Paths, cfg.Mesh = append(cfg.Paths, t.Config...), t.Mesh
+		cfg.Paths, cfg.Mesh, cfg.MeshFile = append(cfg.Paths, t.Config...), t.Mesh, t.MeshFile
 		cfg.Stores = append(cfg.Stores, t.Registry())
-	}
-	if o.meshConfig != "" {
-		text, err := os.ReadFile(o.meshConfig)
-		if err != nil {
-			return cfg, err
-		}
-		cfg.Mesh = &meshconfig.MeshConfig{}
-		if _, err := protoyaml.Unmarshal(string(text), cfg.Mesh); err != nil {
-			return cfg, fmt.Errorf("mesh configuration %s: %w", o.meshConfig, err)
-		}
 	}
 	if len(cfg.Paths) == 0 {
 		return cfg, errors.New("nothing to look at: name directories or files, - for what comes in, or a topology file with -f")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -28,8 +29,10 @@ type Config struct {
 	Stdin io.Reader
 	// DefaultNamespace is the namespace of documents that name none; "default" when empty.
 	DefaultNamespace string
-	// Mesh is the mesh's configuration; nil is all defaults.
-	Mesh *meshconfig.MeshConfig
+	// Mesh is the mesh's configuration; nil is all defaults. MeshFile is a file that has it instead: where that is refused, all
+	// is looked at as by default.
+	Mesh     *meshconfig.MeshConfig
+	MeshFile string
 	// Stores are read beside the files: the workloads of a topology, for instance.
 	Stores []config.Store
 	// Suppress leaves out findings, besides those that documents suppress by themselves.
@@ -94,8 +97,11 @@ func Analyze(cfg Config) (*Report, error) {
 	if err := r.read(); err != nil {
 		return nil, err
 	}
+	if err := r.readMesh(); err != nil {
+		return nil, err
+	}
 	store := config.Join(append(r.stores, cfg.Stores...)...)
-	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: cfg.Mesh}, nil)
+	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: r.cfg.Mesh}, nil)
 	problems := slices.Concat(r.problems, store.Problems(), built.Problems())
 	return report(cfg, r, problems, store), nil
 }
@@ -148,6 +154,19 @@ func (r *reading) readStdin() error {
 		}
 	}
 	r.documents, r.inForce = r.documents+len(resources)+len(left), r.inForce+len(resources)
+	return nil
+}
+
+func (r *reading) readMesh() error {
+	if r.cfg.MeshFile == "" {
+		return nil
+	}
+	text, err := os.ReadFile(r.cfg.MeshFile)
+	if err != nil {
+		return fmt.Errorf("the mesh configuration: %w", err)
+	}
+	mesh, problems := config.ReadMesh(r.cfg.MeshFile, text)
+	r.cfg.Mesh, r.problems = mesh, append(r.problems, problems...)
 	return nil
 }
 
