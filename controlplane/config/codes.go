@@ -22,6 +22,7 @@ const (
 	UnsafeToIgnore Code = "PF0009"
 	MeshConfigBad  Code = "PF0010"
 	CertificateOut Code = "PF0011"
+	AmbiguousWord  Code = "PF0012"
 )
 
 // References that lead nowhere.
@@ -108,6 +109,7 @@ var codes = []CodeInfo{
 	{UnsafeToIgnore, "unsafe to ignore", "A field has no effect here, and without it a door would stand open that its author believes shut; the document is refused.", "Do it as the remedy says."},
 	{MeshConfigBad, "mesh configuration refused", "The file of the mesh configuration is refused; what it said before stays in force.", "Mend the file."},
 	{CertificateOut, "certificate out of its time", "A certificate of a Secret has ended, or is not good yet: who checks it refuses the connection.", "Put in a certificate that is good now."},
+	{AmbiguousWord, "ambiguous word", "A word without quotes (yes, no, on, off, y, n) that is true or false for kubectl and Istio, which read YAML 1.1, and text for others.", "Put it in quotes where text is meant; write true or false where that is."},
 
 	{UnknownHost, "unknown host", "A rule names a host that no Service or ServiceEntry has: what is routed there is answered with 503, and a rule for it has no effect.", "Correct the host, or add a Service or ServiceEntry."},
 	{UnknownPort, "unknown port", "A rule names a port that the service does not have.", "Use one of the service's ports."},
@@ -174,11 +176,8 @@ func Unsuppressed(problems []Problem, store Store) []Problem {
 
 // usualCode is the code of a problem for which there is none more special.
 func usualCode(s Severity) Code {
-	switch s {
-	case Error:
+	if s == Error {
 		return InvalidValue
-	case Warning:
-		return Questionable
 	}
-	return KindNoEffect
+	return Questionable
 }

@@ -211,6 +211,7 @@ func (w *walk) setMap(m protoreflect.Message, fd protoreflect.FieldDescriptor, n
 
 func (w *walk) mapKey(n *yaml.Node, fd protoreflect.FieldDescriptor, path string) (protoreflect.MapKey, bool) {
 	if fd.Kind() == protoreflect.StringKind {
+		w.tellIfAmbiguous(n, path)
 		return protoreflect.ValueOfString(n.Value).MapKey(), true
 	}
 	// All of the API's other maps are by port.

@@ -38,6 +38,7 @@ func (w *walk) freeValue(n *yaml.Node, path string) *structpb.Value {
 		fields := map[string]*structpb.Value{}
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			key := resolve(n.Content[i])
+			w.tellIfAmbiguous(key, path+"."+key.Value)
 			fields[key.Value] = w.freeValue(n.Content[i+1], path+"."+key.Value)
 			w.places[path+"."+key.Value] = w.at(key)
 		}
@@ -67,6 +68,9 @@ func (w *walk) freeScalar(n *yaml.Node, path string) *structpb.Value {
 			return structpb.NewNumberValue(number)
 		}
 		w.refuse(n, path, n.Value, "not a number that can be passed on", "write it as text, in quotes")
+	}
+	if truth, ok := w.truth(n, Warning, path); ok {
+		return structpb.NewBoolValue(truth)
 	}
 	return structpb.NewStringValue(n.Value)
 }

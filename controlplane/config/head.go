@@ -99,7 +99,7 @@ func (d *document) read(h head, check func(*Resource) []Problem) *Resource {
 		secret := d.readSecret(h.root)
 		if secret == nil && !d.refused {
 			d.inert = true
-			d.report(Info, d.origin, "", "", "the Secret was read and has no effect here: it has no certificate", "")
+			d.reportAs(KindNoEffect, Info, d.origin, "", "", "the Secret was read and has no effect here: it has no certificate", mayStay)
 			return nil
 		}
 		if secret != nil {
@@ -127,6 +127,9 @@ func (d *document) passes(check func(*Resource) []Problem, r *Resource) bool {
 	return !d.refused
 }
 
+// mayStay is the remedy for what needs none.
+const mayStay = "nothing: it is fine to keep it"
+
 // recognise finds the document's kind; ok is false when there is nothing more to read.
 func (d *document) recognise(h head) (info kindInfo, ok bool) {
 	switch {
@@ -150,7 +153,7 @@ func (d *document) recognise(h head) (info kindInfo, ok bool) {
 	switch {
 	case isInert(h.group, h.kind):
 		d.inert = true
-		d.report(Info, d.origin, "", "", fmt.Sprintf("%s was read and has no effect here", h.kind), "")
+		d.reportAs(KindNoEffect, Info, d.origin, "", "", fmt.Sprintf("%s was read and has no effect here", h.kind), mayStay)
 	case isUnsupported(h.group, h.kind):
 		d.inert = true
 		d.reportAs(KindNoEffect, Warning, d.origin, "kind", h.kind, fmt.Sprintf("%s of %s is not supported in this version: it has no effect", h.kind, h.group), "keep it for a mesh that supports it, or remove it")

@@ -167,7 +167,7 @@ func (f *fileParser) document(root *yaml.Node, offset, nested int) {
 func (f *fileParser) finish(d *document, r *Resource) {
 	if d.key.Name != "" && !d.inert && !d.nameless && !d.kindless {
 		if first, taken := f.seen[d.key]; taken {
-			d.refuseAs(DuplicateName, d.origin, "metadata.name", d.key.Name, fmt.Sprintf("there is a %s of this name already, at %s, which is the one that counts", d.key.Kind, first),
+			d.refuseAs(DuplicateName, d.place("metadata.name"), "metadata.name", d.key.Name, fmt.Sprintf("there is a %s of this name already, at %s, which is the one that counts", d.key.Kind, first),
 				"rename one of the two, or remove it")
 			f.out.problems = append(f.out.problems, d.named()...)
 			return

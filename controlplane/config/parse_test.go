@@ -319,7 +319,7 @@ func TestSecondDocumentOfANameIsRefusedAndNamesBothPlaces(t *testing.T) {
 	if len(resources) != 1 || resources[0].Origin.Line != 1 {
 		t.Errorf("resources %v", resources)
 	}
-	if len(problems) != 1 || problems[0].At.Line != 6 || !strings.Contains(problems[0].Message, "f.yaml:1:1") {
+	if len(problems) != 1 || problems[0].At.Line != 8 || !strings.Contains(problems[0].Message, "f.yaml:1:1") {
 		t.Errorf("problems %v", problems)
 	}
 }

@@ -86,6 +86,7 @@ func (d *document) text(n *yaml.Node, path string) (string, bool) {
 			d.refuse(n, path, n.Value, "expected text, found "+describe(n), fmt.Sprintf("put it in quotes: %q", n.Value))
 			return "", false
 		}
+		d.tellIfAmbiguous(n, path)
 		return n.Value, true
 	}
 	d.refuse(n, path, "", "expected text, found "+describe(n), "write the text behind the colon")
@@ -102,6 +103,7 @@ func (d *document) textMap(n *yaml.Node, path string) map[string]string {
 		key, value := resolve(n.Content[i]).Value, resolve(n.Content[i+1])
 		at := path + "[" + key + "]"
 		d.mark(at, n.Content[i], value)
+		d.tellIfAmbiguous(resolve(n.Content[i]), at)
 		if isNull(value) {
 			out[key] = ""
 		} else if text, ok := d.text(value, at); ok {
@@ -111,15 +113,44 @@ func (d *document) textMap(n *yaml.Node, path string) map[string]string {
 	return out
 }
 
+// truthOf gives what a word without quotes says in YAML 1.1, which most tools of the field speak, beside true and false.
+// In YAML 1.2 it is text.
+func truthOf(n *yaml.Node) (value, ok bool) {
+	if n.Kind != yaml.ScalarNode || n.Style != 0 {
+		return false, false
+	}
+	switch n.Value {
+	case "yes", "Yes", "YES", "on", "On", "ON", "y", "Y":
+		return true, true
+	case "no", "No", "NO", "off", "Off", "OFF", "n", "N":
+		return false, true
+	}
+	return false, false
+}
+
+// tellIfAmbiguous warns of text, or the name of an entry, that other readers take for true or false.
+func (d *document) tellIfAmbiguous(n *yaml.Node, path string) {
+	if truth, ok := truthOf(n); ok {
+		d.reportAs(AmbiguousWord, Warning, d.at(n), path, n.Value,
+			fmt.Sprintf("it is taken for text; kubectl and Istio take it for %t", truth), fmt.Sprintf("put it in quotes: %q", n.Value))
+	}
+}
+
+// truth is truthOf for a value that is not text. It tells how the word was taken.
+func (d *document) truth(n *yaml.Node, s Severity, path string) (value, ok bool) {
+	if value, ok = truthOf(n); ok {
+		d.reportAs(AmbiguousWord, s, d.at(n), path, n.Value, fmt.Sprintf("it is taken for %t, as by kubectl and Istio; other readers of YAML take it for text", value),
+			fmt.Sprintf("write %t, or, if text is meant, %q", value, n.Value))
+	}
+	return value, ok
+}
+
 func (d *document) bool(n *yaml.Node, path string) (value, ok bool) {
-	if n.Kind == yaml.ScalarNode && (n.ShortTag() == "!!bool" || n.Style == 0) {
-		// YAML 1.1, which most tools of the field speak, has more words for it.
-		switch strings.ToLower(n.Value) {
-		case "true", "yes", "on", "y":
-			return true, true
-		case "false", "no", "off", "n":
-			return false, true
-		}
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!bool" && n.Decode(&value) == nil {
+		return value, true
+	}
+	if value, ok = d.truth(n, Info, path); ok {
+		return value, true
 	}
 	d.refuse(n, path, n.Value, "expected true or false, found "+describe(n), "write true or false, without quotes")
 	return false, false

@@ -148,28 +148,48 @@ func firstOf(content map[string][]byte, names []string) []byte {
 	return nil
 }
 
+// partField is where one of a Secret's parts stands.
+func partField(places map[string]Position, names []string) string {
+	for _, path := range []string{"stringData", "data"} { // the former counts more
+		for _, name := range names {
+			if _, ok := places[path+"["+name+"]"]; ok {
+				return path + "[" + name + "]"
+			}
+		}
+	}
+	return "data"
+}
+
+// CertificateField is where a Secret's certificate stands.
+func CertificateField(r *Resource) string { return partField(r.Places, certificateNames) }
+
+// refusePart refuses a Secret for one of its parts.
+func (d *document) refusePart(names []string, message, remedy string) {
+	field := partField(d.places, names)
+	d.refuseAt(d.place(field), field, "", message, remedy)
+}
+
 // checkSecret checks that what is there can be used. The errors of the parsers are not told: they may quote.
 func (d *document) checkSecret(spec *SecretSpec) {
 	switch {
 	case len(spec.Certificate) > 0 && len(spec.Key) == 0:
-		d.refuseAt(d.place("data"), "data", "", "a certificate without its private key", "add tls.key")
+		d.refusePart(certificateNames, "a certificate without its private key", "add tls.key")
 	case len(spec.Key) > 0 && len(spec.Certificate) == 0:
-		d.refuseAt(d.place("data"), "data", "", "a private key without its certificate", "add tls.crt")
+		d.refusePart(keyNames, "a private key without its certificate", "add tls.crt")
 	case len(spec.Key) > 0:
 		if err := checkPair(spec); err != nil {
-			d.refuseAt(d.place("data"), "data", "", err.Error(), "put in a chain, its own certificate first, and the key of that one, both in PEM")
+			d.refusePart(certificateNames, err.Error(), "put in a chain, its own certificate first, and the key of that one, both in PEM")
 		}
 	}
 	if len(spec.Authorities) > 0 && (!x509.NewCertPool().AppendCertsFromPEM(spec.Authorities) || checkCertificates(spec.Authorities) != nil) {
-		d.refuseAt(d.place("data[ca.crt]"), "data[ca.crt]", "", "not all of it can be read as certificates", "put in certificates of authorities in PEM")
+		d.refusePart(authorityNames, "not all of it can be read as certificates", "put in certificates of authorities in PEM")
 	}
 	if len(spec.Revoked) > 0 {
 		d.checkRevoked(spec)
 	}
 	if len(spec.Registries) > 0 {
 		if err := checkRegistries(spec.Registries); err != nil {
-			field := "data[" + registriesName + "]"
-			d.refuseAt(d.place(field), field, "", err.Error(), "make it with kubectl create secret docker-registry, or as docker login writes it")
+			d.refusePart([]string{registriesName}, err.Error(), "make it with kubectl create secret docker-registry, or as docker login writes it")
 		}
 	}
 }
@@ -229,22 +249,21 @@ func checkStrength(spec *SecretSpec) error {
 }
 
 func (d *document) checkRevoked(spec *SecretSpec) {
-	const field = "data[ca.crl]"
 	if len(spec.Authorities) == 0 {
-		d.refuseAt(d.place(field), field, "", "a list of revoked certificates without the authority's", "add ca.crt")
+		d.refusePart(revokedNames, "a list of revoked certificates without the authority's", "add ca.crt")
 	}
 	blocks, err := pemtext.Blocks(spec.Revoked)
 	for i, block := range blocks {
 		if _, err := x509.ParseRevocationList(block.Bytes); err != nil || block.Type != "X509 CRL" {
-			d.refuseAt(d.place(field), field, "", fmt.Sprintf("part %d cannot be read as a list of revoked certificates", i+1), "put in PEM blocks X509 CRL")
+			d.refusePart(revokedNames, fmt.Sprintf("part %d cannot be read as a list of revoked certificates", i+1), "put in PEM blocks X509 CRL")
 			return
 		}
 	}
 	switch {
 	case err != nil:
-		d.refuseAt(d.place(field), field, "", err.Error(), "put in whole PEM blocks X509 CRL")
+		d.refusePart(revokedNames, err.Error(), "put in whole PEM blocks X509 CRL")
 	case len(blocks) == 0:
-		d.refuseAt(d.place(field), field, "", "no list of revoked certificates can be read of it", "put in PEM blocks X509 CRL")
+		d.refusePart(revokedNames, "no list of revoked certificates can be read of it", "put in PEM blocks X509 CRL")
 	}
 }
 

@@ -48,7 +48,7 @@ func (s scope) policyAction(p *security.AuthorizationPolicy) {
 	case security.AuthorizationPolicy_ALLOW:
 		// "spec: {}" is the known way to write "nobody may do anything": its author needs no telling.
 		if rules == 0 && proto.Size(p) > 0 {
-			s.d.report(Info, s.d.origin, "spec.rules", "", "a policy that allows and has no rules denies every request", "add a rule, or an empty one to allow all: \"rules: [{}]\"")
+			s.d.report(Info, s.d.place("spec.rules"), "spec.rules", "", "a policy that allows and has no rules denies every request", "add a rule, or an empty one to allow all: \"rules: [{}]\"")
 		}
 	case security.AuthorizationPolicy_DENY:
 		if rules == 0 {

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -205,10 +206,30 @@ func (c *checker) sharedAddresses() {
 				if other == nil {
 					first[key] = svc
 				} else if r := c.s.Registry.Document(svc); r != nil && other.Hostname != svc.Hostname {
-					c.find(config.SharedAddress, r, "spec", key.address, fmt.Sprintf("%s has the address %s and the port %d too: connections go to one of the two",
+					c.find(config.SharedAddress, r, addressField(r, address), key.address, fmt.Sprintf("%s has the address %s and the port %d too: connections go to one of the two",
 						other.Hostname, key.address, key.port), "give one of them another address or port")
 				}
 			}
 		}
 	}
+}
+
+// addressField is where a document says that a service has an address.
+func addressField(r *config.Resource, address netip.Addr) string {
+	switch spec := r.Spec.(type) {
+	case *networking.ServiceEntry:
+		for i, text := range spec.GetAddresses() {
+			if a, err := netip.ParseAddr(text); err == nil && a == address {
+				return fmt.Sprintf("spec.addresses[%d]", i)
+			}
+		}
+	case *config.ServiceSpec:
+		for i, text := range spec.ClusterIPs {
+			if a, err := netip.ParseAddr(text); err == nil && a == address {
+				return fmt.Sprintf("spec.clusterIPs[%d]", i)
+			}
+		}
+		return "spec.clusterIP"
+	}
+	return "spec"
 }

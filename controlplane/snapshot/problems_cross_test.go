@@ -110,7 +110,7 @@ func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
 			`only HTTP has it, and these ports are not HTTP: db.shop.svc.cluster.local:5432: the rule matches there without regard to it`},
 		"two services of one address": {traffic("ServiceEntry", "a", `{hosts: [a.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`) +
 			traffic("ServiceEntry", "b", `{hosts: [b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`),
-			`ServiceEntry shop/b: spec: "10.9.9.9": a.example.com has the address 10.9.9.9 and the port 1 too`},
+			`ServiceEntry shop/b: spec.addresses[0]: "10.9.9.9": a.example.com has the address 10.9.9.9 and the port 1 too`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newTestMesh(t, nil, shop+tc.documents)

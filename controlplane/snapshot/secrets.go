@@ -75,7 +75,7 @@ func (c *checker) certificates(now time.Time) {
 		default:
 			continue
 		}
-		c.find(config.CertificateOut, r, "data[tls.crt]", "", message, "put in a certificate that is good now")
+		c.find(config.CertificateOut, r, config.CertificateField(r), "", message, "put in a certificate that is good now")
 	}
 }
 

@@ -1,0 +1,370 @@
+package analysis
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+)
+
+// here marks the line that a finding is to name.
+const here = "# here"
+
+// shop is a mesh in which nothing is wrong.
+const shop = `apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: shop}
+spec: {selector: {app: reviews}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {selector: {app: db}, ports: [{name: tcp, port: 5432, targetPort: 5432}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: reviews-1, namespace: shop}
+spec: {address: 10.0.0.1, serviceAccount: reviews, labels: {app: reviews, version: v1, security.istio.io/tlsMode: istio}}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: db-1, namespace: shop}
+spec: {address: 10.0.0.2, labels: {app: db}}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["reviews.example.com"]}]}
+`
+
+// document is one of the namespace shop. The lines of its spec are as they are given.
+func document(apiVersion, kind, name, spec string) string {
+	return "---\napiVersion: " + apiVersion + "\nkind: " + kind + "\nmetadata: {name: " + name + ", namespace: shop}\nspec:\n  " +
+		strings.ReplaceAll(strings.TrimSpace(spec), "\n", "\n  ") + "\n"
+}
+
+func networking(kind, name, spec string) string {
+	return document("networking.istio.io/v1", kind, name, spec)
+}
+
+func security(kind, name, spec string) string {
+	return document("security.istio.io/v1", kind, name, spec)
+}
+
+// whileRunning are the codes that nobody can tell of without a mesh that runs, each with the test that sees it told.
+var whileRunning = map[config.Code]string{
+	config.KeysNotFetched:  "controlplane: TestKeysThatCannotBeFetchedAreToldAtTheRuleUntilTheyCan",
+	config.RejectedByEnvoy: "controlplane: TestWhatARealEnvoyRejectsIsTracedToItsDocument",
+	config.PatchLeftOut:    "controlplane/translate: TestPatchesThatEnvoyWouldNotTakeAreLeftOutAndToldOf",
+}
+
+// findings are documents beside those of the shop, by the code of the finding that they make, at the line that is marked.
+func findings(t *testing.T) map[config.Code]string {
+	ended, key := endedCertificate(t)
+	return map[config.Code]string{
+		config.Unreadable: "---\napiVersion: v1\nkind: Service\n metadata: {name: x} # here\n",
+		config.NoSuchKind: "---\napiVersion: networking.istio.io/v1\nkind: VirtualServise # here\nmetadata: {name: x}\n",
+		config.NoSuchField: networking("DestinationRule", "x", `
+host: reviews
+trafficPolicies: {} # here`),
+		config.InvalidValue: networking("DestinationRule", "x", `
+host: reviews
+trafficPolicy:
+  connectionPool: {tcp: {maxConnections: -1}} # here`),
+		config.DuplicateName: "---\napiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop} # here\nspec: {ports: [{port: 1}]}\n",
+		config.NoEffect: networking("WorkloadEntry", "x", `
+address: 10.0.0.9
+network: other # here`),
+		config.KindNoEffect: "---\napiVersion: apps/v1 # here\nkind: Deployment\nmetadata: {name: x}\n",
+		config.Questionable: networking("ServiceEntry", "x", `
+hosts: [x.example.com]
+resolution: DYNAMIC_DNS
+ports:
+- number: 9000
+  name: tcp
+  protocol: TCP # here`),
+		config.UnsafeToIgnore: document("extensions.istio.io/v1alpha1", "WasmPlugin", "x", `
+url: oci://registry.example/plugin:v1
+selector: {matchLabels: {app: reviews}}
+verificationKey: abc # here`),
+		config.CertificateOut: "---\napiVersion: v1\nkind: Secret\nmetadata: {name: x, namespace: shop}\nstringData:\n  tls.crt: | # here\n    " +
+			indented(ended) + "\n  tls.key: |\n    " + indented(key) + "\n",
+		config.AmbiguousWord: networking("DestinationRule", "x", `
+host: reviews
+subsets:
+- name: v1
+  labels:
+    version: v1
+    canary: no # here`),
+
+		config.UnknownHost: networking("VirtualService", "x", `
+hosts: [reviews]
+http:
+- route:
+  - destination:
+      host: revews # here`),
+		config.UnknownPort: networking("VirtualService", "x", `
+hosts: [reviews]
+http:
+- route:
+  - destination:
+      host: reviews
+      port:
+        number: 8080 # here`),
+		config.UnknownSubset: networking("VirtualService", "x", `
+hosts: [reviews]
+http:
+- route:
+  - destination:
+      host: reviews
+      subset: v1 # here`),
+		config.UnknownGateway: networking("VirtualService", "x", `
+hosts: [reviews.example.com]
+gateways:
+- egde # here
+http: [{route: [{destination: {host: reviews}}]}]`),
+		config.HiddenHost: networking("VirtualService", "x", `
+hosts: [reviews]
+http:
+- route:
+  - destination:
+      host: hidden.example.com # here`) +
+			strings.ReplaceAll(networking("ServiceEntry", "hidden", `{hosts: [hidden.example.com], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}`), "namespace: shop", "namespace: other"),
+		config.SubsetWithoutEndpoints: networking("DestinationRule", "r", "{host: reviews, subsets: [{name: v2, labels: {version: v2}}]}") + networking("VirtualService", "x", `
+hosts: [reviews]
+http:
+- route:
+  - destination:
+      host: reviews
+      subset: v2 # here`),
+		config.UnknownDelegate: networking("VirtualService", "x", `
+hosts: [reviews]
+http:
+- delegate: # here
+    name: nobody`),
+		config.UnknownCredential: networking("Gateway", "x", `
+selector: {istio: edge}
+servers:
+- port: {number: 443, name: https, protocol: HTTPS}
+  hosts: ["reviews.example.com"]
+  tls:
+    mode: SIMPLE
+    credentialName: nothing # here`),
+		config.UnknownIdentity: security("AuthorizationPolicy", "x", `
+selector: {matchLabels: {app: reviews}}
+rules:
+- from:
+  - source:
+      principals:
+      - cluster.local/shop/reviews # here`),
+		config.UnknownProvider: security("AuthorizationPolicy", "x", `
+selector: {matchLabels: {app: reviews}}
+action: CUSTOM
+provider:
+  name: nobody # here
+rules: [{}]`),
+
+		config.HostTaken: networking("VirtualService", "a", "{hosts: [reviews], http: [{route: [{destination: {host: reviews}}]}]}") + networking("VirtualService", "b", `
+hosts:
+- reviews # here
+http: [{route: [{destination: {host: reviews}}]}]`),
+		config.UnreachableRoute: networking("VirtualService", "x", `
+hosts: [reviews]
+http:
+- route: [{destination: {host: reviews}}]
+- match: [{uri: {prefix: /a}}] # here
+  route: [{destination: {host: reviews}}]`),
+		config.RuleShadowed: networking("DestinationRule", "a", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}") + networking("DestinationRule", "b", `
+host: reviews
+trafficPolicy: # here
+  connectionPool: {tcp: {maxConnections: 2}}`),
+		config.GatewayOverlap: networking("Gateway", "z", `
+selector: {istio: edge}
+servers:
+- port: {number: 80, name: http, protocol: HTTP}
+  tls: {httpsRedirect: true}
+  hosts: # here
+  - reviews.example.com`),
+		config.GatewayPortMixed: networking("Gateway", "z", `
+selector: {istio: edge}
+servers:
+- port:
+    number: 80
+    name: tcp
+    protocol: TCP # here
+  hosts: ["*"]`),
+		config.ServiceHostTaken: networking("ServiceEntry", "z", `
+hosts: # here
+- reviews.shop.svc.cluster.local
+ports: [{number: 80, name: http, protocol: HTTP}]
+resolution: DNS`),
+		config.SharedAddress: networking("ServiceEntry", "a", "{hosts: [a.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}") + networking("ServiceEntry", "b", `
+hosts: [b.example.com]
+addresses:
+- 10.9.9.9 # here
+ports: [{number: 1, name: tcp, protocol: TCP}]
+resolution: DNS`),
+		config.SeveralOfOne: security("PeerAuthentication", "a", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: PERMISSIVE}}") + security("PeerAuthentication", "b", `
+selector: # here
+  matchLabels: {app: reviews}
+mtls: {mode: PERMISSIVE}`),
+		config.DuplicateSubset: networking("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") + networking("DestinationRule", "b", `
+host: reviews
+subsets:
+- name: v1 # here
+  labels: {version: v1}`),
+		config.WeightsUnlike: networking("VirtualService", "x", `
+hosts: [reviews]
+http:
+- route: # here
+  - {weight: 1, destination: {host: reviews}}
+  - {weight: 2, destination: {host: db}}`),
+		config.GatewayHostMissing: networking("VirtualService", "x", `
+hosts: [other.example.com]
+gateways:
+- edge # here
+http: [{route: [{destination: {host: reviews}}]}]`),
+
+		config.SelectsNothing: security("AuthorizationPolicy", "x", `
+selector: # here
+  matchLabels: {app: review}
+rules: [{}]`),
+		config.PortOfNobody: security("AuthorizationPolicy", "x", `
+selector: {matchLabels: {app: reviews}}
+rules:
+- to:
+  - operation:
+      ports:
+      - "80" # here`),
+
+		config.PlaintextToStrict: security("PeerAuthentication", "x", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: STRICT}}") + networking("DestinationRule", "x", `
+host: reviews
+trafficPolicy:
+  tls:
+    mode: DISABLE # here`),
+		config.StrictWithoutSidecar: security("PeerAuthentication", "x", `
+mtls:
+  mode: STRICT # here`),
+		config.MutualToPlaintext: networking("DestinationRule", "x", `
+host: db
+trafficPolicy:
+  tls:
+    mode: ISTIO_MUTUAL # here`),
+		config.PrincipalsUnprovable: security("PeerAuthentication", "x", "{mtls: {mode: DISABLE}}") + security("AuthorizationPolicy", "x", `
+selector: {matchLabels: {app: reviews}}
+rules:
+- from:
+  - source: {principals: ["*"]} # here`),
+		config.RequestUnverified: security("AuthorizationPolicy", "x", `
+selector: {matchLabels: {app: reviews}}
+rules:
+- when:
+  - key: request.auth.claims[iss] # here
+    values: [a]`),
+		config.HTTPRuleOnTCP: security("AuthorizationPolicy", "x", `
+selector: {matchLabels: {app: db}}
+action: DENY
+rules:
+- to:
+  - operation: # here
+      methods: [GET]`),
+	}
+}
+
+// endedCertificate gives a certificate that is good no more, and its key, in PEM.
+func endedCertificate(t *testing.T) (certificate, key []byte) {
+	signer, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{DNSNames: []string{"shop.example"}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)}
+	return testpki.PEM(testpki.New(t, "ended").Sign(t, template, signer.Public())), testpki.KeyPEM(t, signer)
+}
+
+// indented is the text of a block below a field of the document's outermost mapping.
+func indented(pem []byte) string {
+	return strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")
+}
+
+// TestEachCodeIsToldWithItsPlaceAndARemedy: a code that no documents make would be a promise that nobody keeps.
+func TestEachCodeIsToldWithItsPlaceAndARemedy(t *testing.T) {
+	documents := findings(t)
+	for _, info := range config.Codes() {
+		text, ok := documents[info.Code]
+		if whileRunning[info.Code] != "" || info.Code == config.MeshConfigBad {
+			continue
+		}
+		if !ok {
+			t.Errorf("no documents have the finding %s, %s", info.Code, info.Name)
+			continue
+		}
+		t.Run(info.Name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "shop.yaml")
+			text = shop + text
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			line := 1 + strings.Count(text[:strings.Index(text, here)], "\n")
+			r := analyze(t, Config{Paths: []string{file}, Mesh: &meshconfig.MeshConfig{RootNamespace: "istio-system"}})
+			i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Code == info.Code })
+			if i < 0 || len(r.Findings) != 1 {
+				t.Fatalf("the findings are %v", r.Findings)
+			}
+			f := r.Findings[i]
+			if f.At.File != file || f.At.Line != line || f.At.Column == 0 && f.Code != config.Unreadable {
+				t.Errorf("it is told at %s, not at line %d: %s", f.At, line, f.Problem)
+			}
+			if f.Message == "" || f.Remedy == "" || f.Name != info.Name {
+				t.Errorf("it lacks words or a remedy: %+v", f)
+			}
+		})
+	}
+}
+
+// TestMeshConfigurationIsLookedAt as documents are: a file that would be refused, and what has no effect in one that is not.
+func TestMeshConfigurationIsLookedAt(t *testing.T) {
+	for name, tc := range map[string]struct {
+		text, field string
+		code        config.Code
+	}{
+		"unknown field":          {"trustDomain: shop.example\nproxyHttpPorrt: 1 # here\n", "", config.MeshConfigBad},
+		"no YAML":                {"trustDomain: shop.example\nproxyHttpPort: a: 1 # here\n", "", config.MeshConfigBad},
+		"a value out of range":   {"trustDomain: shop.example\nproxyHttpPort: 70000 # here\n", "", config.MeshConfigBad},
+		"a value deeper down":    {"tcpKeepalive:\n  time: 5s\n  interval: -1s # here\n", "", config.MeshConfigBad},
+		"two providers":          {"extensionProviders:\n- {name: a, zipkin: {service: a.b, port: 1}}\n- {name: a, zipkin: {service: a.b, port: 1}} # here\n", "", config.MeshConfigBad},
+		"field without effect":   {"trustDomain: shop.example\ningressClass: x # here\n", "ingressClass", config.NoEffect},
+		"one deeper down":        {"extensionProviders:\n- name: a\n  opentelemetry:\n    service: a.b\n    port: 1\n    resource_detectors: {environment: {}} # here\n", "extensionProviders[0].opentelemetry.resourceDetectors", config.NoEffect},
+		"a provider of no Envoy": {"extensionProviders:\n- name: a # here\n  lightstep: {service: a.b, port: 1}\n", "extensionProviders[0]", config.NoEffect},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			docs, file := filepath.Join(dir, "shop.yaml"), filepath.Join(dir, "mesh.yml")
+			if err := errors.Join(os.WriteFile(docs, []byte(shop), 0o600), os.WriteFile(file, []byte(tc.text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			r := analyze(t, Config{Paths: []string{docs}, MeshFile: file})
+			if len(r.Findings) != 1 {
+				t.Fatalf("the findings are %v", r.Findings)
+			}
+			f, line := r.Findings[0], 1+strings.Count(tc.text[:strings.Index(tc.text, here)], "\n")
+			if f.Code != tc.code || f.Field != tc.field || f.At.File != file || f.At.Line != line || f.Remedy == "" {
+				t.Errorf("it is %s %q at %s, not %s at line %d: %v", f.Code, f.Field, f.At, tc.code, line, f.Problem)
+			}
+		})
+	}
+	if _, err := Analyze(Config{Paths: []string{t.TempDir()}, MeshFile: "/does/not/exist"}); err == nil {
+		t.Error("a file that is not there is taken")
+	}
+}
