@@ -90,7 +90,7 @@ func (a *Admin) Resources(ctx context.Context) (map[string][]Resource, error) {
 			}
 		}
 	}
-	return all, nil
+	return all, a.addHealth(ctx, all[xds.EndpointType])
 }
 
 // Bootstrap is what the Envoy was started with.

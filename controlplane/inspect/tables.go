@@ -91,7 +91,7 @@ func endpoints(w io.Writer, list []tree) {
 			l := group.at("locality")
 			locality := strings.TrimRight(strings.Join([]string{l.at("region").text(), l.at("zone").text(), l.at("subZone").text()}, "/"), "/")
 			for _, e := range group.at("lbEndpoints").list() {
-				row(w, e.at("endpoint", "address").address(), cmp.Or(e.at("healthStatus").text(), "HEALTHY"), locality,
+				row(w, e.at("endpoint", "address").address(), cmp.Or(e.at("health").text(), e.at("healthStatus").text(), "HEALTHY"), locality,
 					cmp.Or(e.at("loadBalancingWeight").text(), "1"), cmp.Or(group.at("priority").text(), "0"), a.at("clusterName").text())
 			}
 		}
