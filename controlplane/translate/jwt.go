@@ -174,30 +174,66 @@ func (v view) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
 	}
 }
 
-// jwtRequirement is that every token that is there is good. Where an issuer has several rules, a token that is good by
-// one of them is: that takes one requirement for all, by which a second token in another place is not looked at.
+// jwtRequirement is that every token that is there is good. At one place there is one token, which any of the rules may
+// take that look there; where these look at other places too, a second token there is not looked at.
 func jwtRequirement(rules []jwtRule) *jwtv3.JwtRequirement {
 	missing := &jwtv3.JwtRequirement{RequiresType: &jwtv3.JwtRequirement_AllowMissing{AllowMissing: &emptypb.Empty{}}}
-	if len(rules) == 0 {
-		return missing
-	}
-	issuers := map[string]bool{}
-	for _, rule := range rules {
-		issuers[rule.GetIssuer()] = true
-	}
-	if len(issuers) < len(rules) {
-		return anyToken(rules, missing)
-	}
 	var all []*jwtv3.JwtRequirement
-	for _, rule := range rules {
-		all = append(all, anyToken([]jwtRule{rule}, missing))
+	for _, group := range together(rules) {
+		all = append(all, anyToken(group, missing))
 	}
-	if len(all) == 1 {
+	switch len(all) {
+	case 0:
+		return missing
+	case 1:
 		return all[0]
 	}
 	return &jwtv3.JwtRequirement{RequiresType: &jwtv3.JwtRequirement_RequiresAll{
 		RequiresAll: &jwtv3.JwtRequirementAndList{Requirements: all},
 	}}
+}
+
+// together puts rules that may be about the same token into groups. Envoy refuses a token whose issuer is not that of the
+// rule that finds it, so that rules which find the same one must not all be required.
+func together(rules []jwtRule) [][]jwtRule {
+	var groups [][]jwtRule
+	for _, rule := range rules {
+		own, apart := []jwtRule{rule}, groups[:0:0]
+		for _, g := range groups {
+			if slices.ContainsFunc(g, rule.meets) {
+				own = append(slices.Clip(g), own...)
+			} else {
+				apart = append(apart, g)
+			}
+		}
+		groups = append(apart, own)
+	}
+	return groups
+}
+
+// meets says whether both may be about one token, or are of one issuer, a token of which is good by either.
+func (r jwtRule) meets(other jwtRule) bool {
+	return r.GetIssuer() == other.GetIssuer() || slices.ContainsFunc(r.tokenPlaces(), func(place string) bool {
+		return slices.Contains(other.tokenPlaces(), place)
+	})
+}
+
+// tokenPlaces are where a rule looks for its tokens.
+func (r jwtRule) tokenPlaces() []string {
+	var out []string
+	for _, h := range r.GetFromHeaders() {
+		out = append(out, "header "+strings.ToLower(h.GetName()))
+	}
+	for _, name := range r.GetFromParams() {
+		out = append(out, "parameter "+name)
+	}
+	for _, name := range r.GetFromCookies() {
+		out = append(out, "cookie "+name)
+	}
+	if out == nil { // Envoy's own
+		out = []string{"header authorization", "parameter access_token"}
+	}
+	return out
 }
 
 func anyToken(rules []jwtRule, last *jwtv3.JwtRequirement) *jwtv3.JwtRequirement {

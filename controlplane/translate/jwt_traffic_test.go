@@ -156,3 +156,52 @@ spec:
 		w.expect(401, "", ask("/any", bearer(stranger, nil)))
 	})
 }
+
+// TestKeysAreFetchedByProxiesFromServicesOfTheMesh where they are let: until they are there nobody's token counts, and the
+// keys of addresses that are no service's stay the control plane's affair.
+func TestKeysAreFetchedByProxiesFromServicesOfTheMesh(t *testing.T) {
+	bothEnvoys(t, 173007, func(t *testing.T, version string, network int) {
+		inside, outside, stranger := newTokenIssuer(t, "inside"), newTokenIssuer(t, "outside"), newTokenIssuer(t, "inside")
+		w := newWorld(t, version, network, pair, `
+apiVersion: v1
+kind: Service
+metadata: {name: issuer, namespace: back}
+spec: {selector: {app: issuer}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: issuer-1, namespace: back}
+spec: {address: NET.3.1, labels: {app: issuer}}
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: tokens, namespace: back}
+spec: {selector: {matchLabels: {app: server}}, jwtRules: [{issuer: inside, jwksUri: "http://issuer.back/keys"}, {issuer: outside, jwksUri: "https://outside.example/keys"}]}
+`)
+		w.keysByProxy, w.keys = true, &snapshot.KeySets{ByAddress: map[string]string{"https://outside.example/keys": outside.jwks()}}
+		w.snap = snapshot.Build(nil, w.inputs(), nil)
+		w.plane.push(state{snap: w.snap}, snapshot.Change{Full: true})
+		w.app("NET.2.2:8080", "server", nil)
+		w.proxy(serverNode, "back/server")
+		ask := func(i *tokenIssuer) func() answer {
+			return func() answer { return w.through("", "http://NET.2.1:8080/", "Authorization=Bearer "+i.token(nil)) }
+		}
+		w.expect(200, "server", ask(outside))
+		w.expect(200, "server", func() answer { return w.through("", "http://NET.2.1:8080/") })
+		w.expect(401, "", ask(inside))
+
+		asked := make(chan string, 100)
+		w.app("NET.3.1:8080", "issuer", func(rw http.ResponseWriter, r *http.Request) {
+			asked <- r.Host + r.URL.Path
+			fmt.Fprint(rw, inside.jwks())
+		})
+		w.expect(200, "server", ask(inside))
+		if got := <-asked; got != "issuer.back/keys" {
+			t.Errorf("the proxy asked for %s", got)
+		}
+		w.expect(401, "", ask(stranger))
+		w.expect(200, "server", ask(outside)) // both look for their tokens at the same place
+		stranger.name = "another"
+		w.expect(401, "", ask(stranger))
+	})
+}

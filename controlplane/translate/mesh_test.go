@@ -26,7 +26,9 @@ type testMesh struct {
 	store *config.MemoryStore
 	mesh  *meshconfig.MeshConfig
 	keys  *snapshot.KeySets
-	snap  *snapshot.Snapshot
+	// keysByProxy lets proxies fetch the keys of issuers; for the next snapshot.
+	keysByProxy bool
+	snap        *snapshot.Snapshot
 }
 
 func newTestMesh(t testing.TB, mesh *meshconfig.MeshConfig, documents ...string) *testMesh {
@@ -40,7 +42,7 @@ func newTestMesh(t testing.TB, mesh *meshconfig.MeshConfig, documents ...string)
 }
 
 func (m *testMesh) inputs() snapshot.Inputs {
-	return snapshot.Inputs{Store: m.store, Mesh: m.mesh, Keys: m.keys}
+	return snapshot.Inputs{Store: m.store, Mesh: m.mesh, Keys: m.keys, KeysByProxy: m.keysByProxy}
 }
 
 // apply puts documents and builds the next snapshot.
