@@ -1,9 +1,15 @@
 package translate_test
 
 import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
@@ -39,4 +45,62 @@ spec:
 			t.Errorf("%s may not answer:\n%s", id, text)
 		}
 	}
+}
+
+// TestCertificatesOfAliasesAreTakenForOurs on both sides of a call, and those of other trust domains never, though the same
+// authority signed them.
+func TestCertificatesOfAliasesAreTakenForOurs(t *testing.T) {
+	bothEnvoys(t, 173009, func(t *testing.T, version string, network int) {
+		w := newWorldOf(t, &meshconfig.MeshConfig{TrustDomain: "cluster.local", TrustDomainAliases: []string{"former.example"}}, version, network, pair, strictEverywhere, `
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: some, namespace: back}
+spec: {rules: [{from: [{source: {principals: [cluster.local/ns/front/sa/client]}}]}]}
+`)
+		w.app("NET.2.2:8080", "server", nil)
+		for description, id := range map[string]string{clientNode: "spiffe://former.example/ns/front/sa/client", serverNode: "spiffe://former.example/ns/back/sa/server"} {
+			e := w.plane.startEnvoy(version, w.text(description), id)
+			w.envoys++
+			w.plane.inSync(w.envoys)
+			e.settled()
+		}
+		w.expect(200, "URI=spiffe://former.example/ns/front/sa/client", func() answer { return w.through(clientPort, serverURL) })
+
+		// Who has a certificate and no sidecar: an account of the alias that the policy does not name, and foreign ones.
+		for id, want := range map[string]string{
+			"spiffe://cluster.local/ns/front/sa/client":      "HTTP/1.1 200",
+			"spiffe://former.example/ns/front/sa/client":     "HTTP/1.1 200",
+			"spiffe://former.example/ns/front/sa/other":      "HTTP/1.1 403",
+			"spiffe://foreign.example/ns/front/sa/client":    "",
+			"spiffe://former.example.org/ns/front/sa/client": "",
+		} {
+			if got := w.statusFor(id); got != want {
+				t.Errorf("%s gets %q, not %q", id, got, want)
+			}
+		}
+	})
+}
+
+// statusFor is the first line of what a server's sidecar answers to who proves to be id; empty when it does not let it in.
+func (w *world) statusFor(id string) string {
+	w.t.Helper()
+	cert, key := w.plane.ca.issue(id)
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c, err := tls.Dial("tcp", w.text("NET.2.1:8080"), &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "http/1.1"}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	fmt.Fprintf(c, "GET /x HTTP/1.1\r\nHost: server.back\r\nConnection: close\r\n\r\n")
+	answer, err := io.ReadAll(c)
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		w.t.Fatalf("%s is not answered", id)
+	}
+	line, _, _ := strings.Cut(string(answer), "\r\n")
+	return strings.Join(strings.Fields(line)[:min(2, len(strings.Fields(line)))], " ")
 }
