@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -78,7 +80,7 @@ func TestDocumentsAreDescribedInWords(t *testing.T) {
 	}
 	store := config.NewMemoryStore()
 	store.Put(resources...)
-	d := Workload(snapshot.Build(nil, snapshot.Inputs{Store: store}, nil), &translate.Proxy{
+	d := Workload(snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: &meshconfig.MeshConfig{TrustDomainAliases: []string{"former.example"}}}, nil), &translate.Proxy{
 		Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}, Interception: translate.Redirect,
 	})
 	var out bytes.Buffer
@@ -98,6 +100,7 @@ func TestDocumentsAreDescribedInWords(t *testing.T) {
 		"only of callers port 80",
 		"MERGE of CLUSTER, SIDECAR_OUTBOUND, service page.shop",
 		"2 threads when the proxy starts",
+		"identities of former.example are taken for those of the mesh's own trust domain",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the description lacks %q", want)

@@ -152,4 +152,7 @@ func (d *Description) access(s *snapshot.Snapshot, p *translate.Proxy) {
 	default:
 		d.Access = append(d.Access, "everyone may call it: no AuthorizationPolicy applies")
 	}
+	if aliases := s.Mesh.GetTrustDomainAliases(); len(aliases) > 0 {
+		d.Access = append(d.Access, fmt.Sprintf("identities of %s are taken for those of the mesh's own trust domain", strings.Join(aliases, ", ")))
+	}
 }
