@@ -20,13 +20,21 @@ const (
 
 // answer is a resolver's answer as it goes to whoever asks, but for the few bytes that differ each time.
 type answer struct {
-	wire    []byte // without OPT record
-	ttls    []int  // where TTLs are
-	rcode   int
-	stored  time.Time
-	expires time.Time
-	server  string
+	wire   []byte // without OPT record
+	ttls   []int  // where TTLs are
+	rcode  int
+	stored time.Time
+	life   time.Duration // for which it may be given again
+	server string
 }
+
+// age is how old the answer is, by the clock that ran on while the machine was suspended, or by the one that nobody sets,
+// whichever says more.
+func (a *answer) age(now time.Time) time.Duration {
+	return max(now.Sub(a.stored), now.Round(0).Sub(a.stored.Round(0)), 0)
+}
+
+func (a *answer) fresh(now time.Time) bool { return a.age(now) < a.life }
 
 // newAnswer keeps of a message what a stub resolver reads: the answers and, for those that say no, the SOA record.
 func newAnswer(m *dns.Msg, server string, dnssec bool, now time.Time) (*answer, error) {
@@ -45,7 +53,7 @@ func newAnswer(m *dns.Msg, server string, dnssec bool, now time.Time) (*answer, 
 	if err != nil {
 		return nil, err
 	}
-	return &answer{wire: wire, ttls: ttls, rcode: m.Rcode, stored: now, expires: now.Add(lifetime(m)), server: server}, nil
+	return &answer{wire: wire, ttls: ttls, rcode: m.Rcode, stored: now, life: lifetime(m), server: server}, nil
 }
 
 // lifetime is how long an answer may be given again: the least of its TTLs, or what the SOA record says of a negative one
@@ -148,8 +156,9 @@ func (a *answer) append(out []byte, q *query, now time.Time) []byte {
 	if n := headerBytes + len(q.spelling); n <= len(out) && bytes.EqualFold(out[headerBytes:n], q.spelling) {
 		copy(out[headerBytes:], q.spelling)
 	}
-	aged := uint32(max(now.Sub(a.stored), 0) / time.Second)
-	stale := !now.Before(a.expires) && a.expires.After(a.stored)
+	age := a.age(now)
+	aged := uint32(min(age, longestTTL) / time.Second)
+	stale := age >= a.life && a.life > 0
 	for _, at := range a.ttls {
 		ttl := binary.BigEndian.Uint32(out[at:])
 		switch {

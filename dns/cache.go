@@ -27,7 +27,7 @@ type cache struct {
 type cached struct {
 	key    question
 	answer *answer
-	until  time.Time // when it is of no use any more
+	keep   time.Duration // it is of no use when it is as old as that
 }
 
 // entryOverhead is about what an entry takes beside its message and name.
@@ -58,7 +58,7 @@ func (c *cache) use(at *list.Element) *answer {
 		return nil
 	}
 	held := at.Value.(*cached)
-	if !c.now().Before(held.until) {
+	if held.answer.age(c.now()) >= held.keep {
 		c.remove(at)
 		return nil
 	}
@@ -66,8 +66,8 @@ func (c *cache) use(at *list.Element) *answer {
 	return held.answer
 }
 
-func (c *cache) put(key question, a *answer, until time.Time) {
-	fresh := &cached{key: key, answer: a, until: until}
+func (c *cache) put(key question, a *answer, keep time.Duration) {
+	fresh := &cached{key: key, answer: a, keep: keep}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at := c.byKey[key]; at != nil {

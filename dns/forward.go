@@ -79,7 +79,7 @@ func (f *forwarder) use(conf resolvConf) {
 // resolve answers from the cache or by asking. source says which it was.
 func (f *forwarder) resolve(ctx context.Context, q question) (a *answer, source string, err error) {
 	held := f.cache.get(q)
-	if held != nil && f.now().Before(held.expires) {
+	if held != nil && held.fresh(f.now()) {
 		return held, sourceCache, nil
 	}
 	fl, err := f.join(q)
@@ -145,8 +145,8 @@ func (f *forwarder) fly(fl *flight, q question, servers []*upstream) {
 	ctx, cancel := context.WithTimeout(f.ctx, f.timeout)
 	defer cancel()
 	fl.answer, fl.err = f.ask(ctx, q, servers)
-	if fl.err == nil && fl.answer.expires.After(fl.answer.stored) {
-		f.cache.put(q, fl.answer, fl.answer.expires.Add(f.staleFor))
+	if fl.err == nil && fl.answer.life > 0 {
+		f.cache.put(q, fl.answer, fl.answer.life+f.staleFor)
 	}
 	f.mu.Lock()
 	delete(f.flights, q)

@@ -78,6 +78,30 @@ func TestFailuresAndTTLZeroAreNotKept(t *testing.T) {
 	}
 }
 
+func TestAnswersAgeWithAndWithoutAMonotonicClock(t *testing.T) {
+	at := time.Now()
+	a := &answer{stored: at, life: time.Minute}
+	for what, c := range map[string]struct {
+		now time.Time
+		age time.Duration
+	}{
+		"with both":                           {at.Add(30 * time.Second), 30 * time.Second},
+		"with the wall clock alone":           {at.Round(0).Add(8 * time.Hour), 8 * time.Hour},
+		"with a wall clock that was put back": {at.Round(0).Add(-24 * time.Hour), 0},
+	} {
+		if got := a.age(c.now); got != c.age || a.fresh(c.now) != (c.age < time.Minute) {
+			t.Errorf("%s: %s old, fresh %v", what, got, a.fresh(c.now))
+		}
+	}
+	c := newCache(10, 10_000, func() time.Time { return at.Add(time.Hour) })
+	for keep, kept := range map[time.Duration]bool{30 * time.Minute: false, 2 * time.Hour: true} {
+		c.put(question{}, a, keep)
+		if got := c.get(question{}) != nil; got != kept {
+			t.Errorf("an answer of an hour ago that is of use for %s is kept: %v", keep, got)
+		}
+	}
+}
+
 func TestStaleAnswersServeWhenAllResolversAreAway(t *testing.T) {
 	up := newResolver(t, records("x.example. 10 IN A 1.2.3.4"))
 	c := &clock{}
@@ -350,9 +374,9 @@ func TestServerDoesNotAskItself(t *testing.T) {
 
 func TestCacheStaysWithinItsBounds(t *testing.T) {
 	c := newCache(100, 50_000, time.Now)
-	until := time.Now().Add(time.Hour)
+	now := time.Now()
 	for i := range 1000 {
-		c.put(question{name: fmt.Sprint(i)}, &answer{wire: make([]byte, i)}, until)
+		c.put(question{name: fmt.Sprint(i)}, &answer{wire: make([]byte, i), stored: now}, time.Hour)
 		if c.len() > 100 || c.held > 50_000 {
 			t.Fatalf("%d entries, %d bytes", c.len(), c.held)
 		}
@@ -360,7 +384,7 @@ func TestCacheStaysWithinItsBounds(t *testing.T) {
 	if c.get(question{name: "999"}) == nil || c.get(question{name: "1"}) != nil {
 		t.Error("the last used are kept, the others not")
 	}
-	c.put(question{name: "large"}, &answer{wire: make([]byte, 20_000)}, until)
+	c.put(question{name: "large"}, &answer{wire: make([]byte, 20_000), stored: now}, time.Hour)
 	if c.get(question{name: "large"}) != nil {
 		t.Error("one answer drives out many")
 	}

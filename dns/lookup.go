@@ -140,7 +140,7 @@ func (x *index) reason(key question) string {
 }
 
 func (s *Server) provenance(a *answer, source string) string {
-	age := s.config.Now().Sub(a.stored).Round(time.Second)
+	age := a.age(s.config.Now()).Round(time.Second)
 	switch source {
 	case sourceCache:
 		return fmt.Sprintf("not of the mesh; resolver %s said so %s ago", a.server, age)

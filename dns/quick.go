@@ -115,7 +115,7 @@ func (s *Server) quick(wire, out []byte) []byte {
 	}
 	now := s.config.Now()
 	a := s.forward.cache.getBytes(p.lowered(), p.key)
-	if a == nil || !now.Before(a.expires) || a.rcode == dns.RcodeNameError {
+	if a == nil || !a.fresh(now) || a.rcode == dns.RcodeNameError {
 		return nil
 	}
 	s.metrics.cached.Inc()

@@ -215,7 +215,7 @@ func (s *Server) kept(q *query) []byte {
 		s.metrics.answers.WithLabelValues(sourceRefused).Inc()
 		return q.truncated()
 	}
-	if a := s.forward.cache.get(q.key); a != nil && s.config.Now().Before(a.expires) {
+	if a := s.forward.cache.get(q.key); a != nil && a.fresh(s.config.Now()) {
 		s.metrics.cached.Inc()
 		return s.finish(q, a)
 	}
