@@ -123,12 +123,12 @@ func (a *attempt) send(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { _ = a.socket.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := a.connect(); err != nil {
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
+		if !errors.Is(err, os.ErrDeadlineExceeded) && !a.stopped(err) {
 			a.end(Arrival{Where: Nowhere, Err: err})
 		}
 		return
 	}
-	if _, err := a.socket.Write(a.token[:]); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := a.socket.Write(a.token[:]); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !a.stopped(err) {
 		a.end(Arrival{Where: Nowhere, Err: err})
 	}
 }

@@ -34,11 +34,18 @@ const (
 	etherIPv6 = 0x86dd
 )
 
-// ownHardware is the sender of all frames that are made here; the address is a locally administered one.
+// ownHardware is the sender of frames that are made here; the address is a locally administered one. Those that come in by
+// another interface than the Lab's have another fourth byte.
 var ownHardware = [6]byte{0x02, 0x70, 0x69, 0x6c, 0x6f, 0x74}
+
+func own(sender [6]byte) bool {
+	sender[3] = ownHardware[3]
+	return sender == ownHardware
+}
 
 // frame is what of an Ethernet frame with TCP or UDP in it matters here.
 type frame struct {
+	sender   [6]byte // of those that are made here
 	protocol byte
 	from, to netip.AddrPort
 	payload  []byte
@@ -53,7 +60,7 @@ func (f frame) encode(hardware []byte) []byte {
 	transport := f.transport()
 	b := make([]byte, ethernetLength, ethernetLength+ipv6Length+len(transport))
 	copy(b, hardware)
-	copy(b[6:], ownHardware[:])
+	copy(b[6:], f.sender[:])
 	if f.to.Addr().Is4() {
 		binary.BigEndian.PutUint16(b[12:], etherIPv4)
 		b = append(b, f.ipv4(len(transport))...)

@@ -155,6 +155,9 @@ type session struct {
 // open makes every socket before the first packet, so that the rules that lead them can name them all.
 func (s *session) open(packets []Packet) error {
 	ports := map[byte][]uint16{}
+	if err := inside(int(s.ns.Fd()), func() error { s.world.readyPassages(packets); return nil }); err != nil {
+		return err
+	}
 	for _, p := range packets {
 		a := newAttempt(p)
 		s.attempts = append(s.attempts, a)
@@ -181,7 +184,7 @@ func (s *session) open(packets []Packet) error {
 		for i, c := range s.catchers {
 			lanes[i] = c.lane
 		}
-		s.steering, err = steer(lanes, s.cfg.TransparentMark, ports)
+		s.steering, err = steer(lanes, s.cfg.TransparentMark, ports, s.passed())
 		return err
 	})
 }
@@ -191,6 +194,9 @@ func (s *session) prepare(a *attempt) error {
 	family := familyOf(a.packet.Destination.Addr())
 	if _, ok := s.world.families[family]; !ok {
 		return ErrNoSuchFamily
+	}
+	if err := s.world.passable(a.packet); err != nil {
+		return err
 	}
 	if a.packet.Inbound {
 		a.port = s.freePort(a.number())
@@ -230,14 +236,13 @@ func (s *session) source(p Packet) netip.Addr {
 	if p.Source.IsValid() {
 		return p.Source
 	}
-	family := familyOf(p.Destination.Addr())
-	own, _ := s.Own(family)
+	own, _ := s.Own(familyOf(p.Destination.Addr()))
 	for _, stays := range own {
 		if p.Destination.Addr() == stays {
 			return netip.Addr{}
 		}
 	}
-	near, _ := s.Ends(family)
+	near, _ := s.endsOf(p)
 	if p.Destination.Addr().IsLoopback() || p.Destination.Addr() == near {
 		return netip.Addr{}
 	}

@@ -36,6 +36,8 @@ type Packet struct {
 	// Inbound packets come from outside, the others from a socket of the namespace.
 	Inbound  bool
 	Protocol iptables.Protocol // TCP or UDP
+	// Interface is one that the namespace has, by which the packet comes in or leaves; the Lab's own link if it is "".
+	Interface string
 	// Source and SourcePort are where the socket is bound; zero values leave it to the Lab.
 	Source      netip.Addr
 	SourcePort  uint16
@@ -78,6 +80,9 @@ var ErrHeld = errors.New("a port that the packet may arrive at is another proces
 
 // ErrNoRoute is returned for packets that no way leads out for.
 var ErrNoRoute = errors.New("the namespace has no route there")
+
+// ErrNoPassage is returned for packets that cannot be sent by the interface that they should pass.
+var ErrNoPassage = errors.New("packets cannot be sent as those of the interface")
 
 // ErrBroadcast is returned for packets to an address of all on a network, which nobody connects to.
 var ErrBroadcast = errors.New("the address is that of all on a network, and nobody connects to it")

@@ -242,9 +242,25 @@ func TestWhatAKilledProcessLeftIsTakenAway(t *testing.T) {
 		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nearLink}, PeerName: farLink}); err != nil {
 			return err
 		}
-		rule := netlink.NewRule()
-		rule.Family, rule.Table, rule.Priority = unix.AF_INET, testTable, testPriority
-		return h.RuleAdd(rule)
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		for _, table := range []int{testTable, testTable + 1, testTable + maxPassages} {
+			rule := netlink.NewRule()
+			rule.Family, rule.Table, rule.Priority = unix.AF_INET, table, testPriority
+			if err := h.RuleAdd(rule); err != nil {
+				return err
+			}
+			// The routes of a passage are by another's interface, and do not go with the Lab's link.
+			route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: prefix(netip.IPv4Unspecified(), 0), Table: table, Scope: netlink.SCOPE_LINK}
+			if table != testTable {
+				if err := h.RouteAdd(route); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
 	})
 	l, err := Open(t.Context(), Config{NetNS: int(ns.Handle)})
 	if err != nil {

@@ -21,6 +21,9 @@ func (s *session) run(ctx context.Context) {
 	go func() { defer close(reading); s.wire.read(s.left) }()
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
+	if len(s.steering.stops.noted) > 0 {
+		s.serving.Go(func() { s.watch(ctx) })
+	}
 	for _, a := range s.attempts {
 		select {
 		case <-a.done: // it could not be prepared
@@ -28,8 +31,8 @@ func (s *session) run(ctx context.Context) {
 		default:
 		}
 		if a.packet.Inbound {
-			_, far := s.Ends(familyOf(a.packet.Destination.Addr()))
-			s.wire.begin(a, netip.AddrPortFrom(far, a.port))
+			_, far := s.endsOf(a.packet)
+			s.wire.begin(a, netip.AddrPortFrom(far, a.port), s.hardware(a.packet))
 			continue
 		}
 		s.serving.Go(func() { a.send(ctx) })
@@ -42,6 +45,14 @@ func (s *session) run(ctx context.Context) {
 		}
 	}
 	s.stopReading(reading)
+}
+
+// hardware is the sender of a packet's frames.
+func (s *session) hardware(p Packet) [6]byte {
+	if by := s.world.passages[p.Interface]; by != nil {
+		return by.hardware
+	}
+	return ownHardware
 }
 
 // stopReading wakes the reader of the wire, which the next session reads again.
@@ -63,7 +74,7 @@ func (s *session) left(f frame) {
 	if a, ok := s.byPort[flow{f.protocol, f.to.Port()}]; ok && a.packet.Inbound {
 		switch {
 		case f.flags&(flagSYN|flagACK) == flagSYN|flagACK:
-			s.wire.proceed(a, f)
+			s.wire.proceed(a, f, s.hardware(a.packet))
 		case f.flags&flagRST != 0:
 			a.end(Arrival{Where: Nowhere, Err: unix.ECONNREFUSED})
 		}

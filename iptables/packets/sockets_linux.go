@@ -110,6 +110,9 @@ func (s *Sockets) Send(ctx context.Context, packets []Packet) ([]Arrival, error)
 }
 
 func (s *Sockets) open(a *attempt) error {
+	if a.packet.Interface != "" {
+		return fmt.Errorf("%w %s: %w (CAP_NET_ADMIN)", ErrNoPassage, a.packet.Interface, ErrNotPermitted)
+	}
 	if a.packet.Inbound {
 		return fmt.Errorf("send from outside: %w (CAP_NET_ADMIN)", ErrNotPermitted)
 	}

@@ -25,6 +25,7 @@ const afterNAT = nftables.ChainPriority(-90)
 type steering struct {
 	conn  *nftables.Conn
 	table *nftables.Table
+	stops stops
 }
 
 // lane is one kind of packet and the socket that it is led to.
@@ -36,19 +37,22 @@ type lane struct {
 }
 
 // steer is called on a thread in the namespace. ports are the source ports of the Lab's packets, by protocol.
-func steer(lanes []lane, mark iptables.Mark, ports map[byte][]uint16) (*steering, error) {
+func steer(lanes []lane, mark iptables.Mark, ports map[byte][]uint16, passages []*passage) (*steering, error) {
 	conn, table, err := owned.Table(steerTable)
 	if err != nil {
 		return nil, permission("lead test packets aside, by nftables", err)
 	}
-	s := &steering{conn, table}
-	if err := s.install(lanes, mark, ports); err != nil {
+	s := &steering{conn: conn, table: table}
+	if err := s.install(lanes, mark, ports, passages); err != nil {
 		return nil, errors.Join(permission("lead test packets aside, by nftables", err), s.Close())
 	}
 	return s, nil
 }
 
-func (s *steering) install(lanes []lane, mark iptables.Mark, ports map[byte][]uint16) error {
+func (s *steering) install(lanes []lane, mark iptables.Mark, ports map[byte][]uint16, passages []*passage) error {
+	if err := s.stops.install(s.conn, s.table, passages); err != nil {
+		return err
+	}
 	accept := nftables.ChainPolicyAccept
 	chain := s.conn.AddChain(&nftables.Chain{
 		Name: "arrived", Table: s.table, Type: nftables.ChainTypeFilter,
@@ -69,6 +73,12 @@ func (s *steering) install(lanes []lane, mark iptables.Mark, ports map[byte][]ui
 			for _, link := range []string{"lo", nearLink} {
 				s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: chain, Exprs: l.rule(link, mark, set)})
 			}
+			for _, p := range passages { // others come in by these too
+				if e, has := p.families[l.family]; has {
+					s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: chain,
+						Exprs: append(from(l.family, e.far), l.rule(p.link.Attrs().Name, mark, set)...)})
+				}
+			}
 		}
 	}
 	return s.conn.Flush()
@@ -85,14 +95,12 @@ func elements(ports []uint16) []nftables.SetElement {
 }
 
 func (l lane) rule(link string, mark iptables.Mark, sources *nftables.Set) []expr.Any {
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, link)
 	family, loopback := byte(unix.NFPROTO_IPV4), loopback4.AsSlice()
 	if l.family == iptables.IPv6 {
 		family, loopback = unix.NFPROTO_IPV6, loopback6.AsSlice()
 	}
 	e := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, equal(name),
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, equal(linkName(link)),
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal([]byte{family}),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal([]byte{l.protocol}),
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2},

@@ -45,7 +45,7 @@ func (w *wire) read(f func(frame)) {
 		if err != nil {
 			return
 		}
-		if n < ethernetLength || [6]byte(buffer[6:]) == ownHardware {
+		if n < ethernetLength || own([6]byte(buffer[6:])) {
 			continue
 		}
 		if got, ok := decode(buffer[:n]); ok {
@@ -56,21 +56,22 @@ func (w *wire) read(f func(frame)) {
 
 // refuse ends a connection that left the namespace.
 func (w *wire) refuse(f frame) {
-	w.send(frame{protocol: protocolTCP, from: f.to, to: f.from, flags: flagRST | flagACK, ack: f.sequence + 1})
+	w.send(frame{sender: ownHardware, protocol: protocolTCP, from: f.to, to: f.from, flags: flagRST | flagACK, ack: f.sequence + 1})
 }
 
 // begin opens a connection into the namespace, or sends it a datagram.
-func (w *wire) begin(a *attempt, from netip.AddrPort) {
+func (w *wire) begin(a *attempt, from netip.AddrPort, sender [6]byte) {
 	f := frame{protocol: protocolUDP, from: from, to: a.packet.Destination, payload: a.token[:]}
 	if a.tcp() {
 		f = frame{protocol: protocolTCP, from: from, to: a.packet.Destination, flags: flagSYN, sequence: a.sequence}
 	}
+	f.sender = sender
 	w.send(f)
 }
 
 // proceed answers a connection's second packet with the third, and with the token.
-func (w *wire) proceed(a *attempt, f frame) {
-	next := frame{protocol: protocolTCP, from: f.to, to: f.from, flags: flagACK, sequence: a.sequence + 1, ack: f.sequence + 1}
+func (w *wire) proceed(a *attempt, f frame, sender [6]byte) {
+	next := frame{sender: sender, protocol: protocolTCP, from: f.to, to: f.from, flags: flagACK, sequence: a.sequence + 1, ack: f.sequence + 1}
 	w.send(next)
 	next.flags, next.payload = flagACK|flagPSH, a.token[:]
 	w.send(next)

@@ -35,6 +35,7 @@ type world struct {
 	near     *netlink.Veth
 	far      netlink.Link
 	families map[iptables.Families]ends
+	passages map[string]*passage
 }
 
 // ends are the addresses of the two ends of the link.
@@ -95,13 +96,16 @@ func (w *world) clear() error {
 		if err := w.clearRules(family); err != nil {
 			return permission("remove the policy rules of an earlier run", err)
 		}
+		if err := w.clearPassages(family); err != nil {
+			return permission("remove the routes of an earlier run", err)
+		}
 	}
 	return nil
 }
 
 func (w *world) clearRules(family int) error {
-	filter := &netlink.Rule{Table: testTable, Priority: testPriority}
-	left, err := w.netlink.RuleListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PRIORITY)
+	filter := &netlink.Rule{Priority: testPriority}
+	left, err := w.netlink.RuleListFiltered(family, filter, netlink.RT_FILTER_PRIORITY)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil // a kernel without the family
 	}
@@ -109,6 +113,9 @@ func (w *world) clearRules(family int) error {
 		return err
 	}
 	for _, rule := range left {
+		if rule.Table < testTable || rule.Table > testTable+maxPassages {
+			continue
+		}
 		rule.Family = family
 		if err := w.netlink.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
@@ -295,6 +302,9 @@ func (w *world) Close() error {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			if err := w.clearRules(family); err != nil {
 				errs = append(errs, fmt.Errorf("remove the policy rules of table %d: %w", testTable, err))
+			}
+			if len(w.passages) > 0 {
+				errs = append(errs, w.clearPassages(family))
 			}
 		}
 		w.netlink.Close()

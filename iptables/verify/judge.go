@@ -27,6 +27,7 @@ type Proof struct {
 	Took     time.Duration `json:"took_ns"`
 
 	want, got fate
+	by        string // the interface that it passed
 }
 
 // fate is where a packet ends up, as rules and packets have it in common.
@@ -69,11 +70,11 @@ func same(p iptables.Packet, want, got fate) bool {
 // judge compares what the rules should do with a packet with what became of it.
 func judge(s sample, e iptables.Explanation, a packets.Arrival) Proof {
 	want, got := wanted(e), seen(s.Packet, a)
-	p := Proof{Subject: s.subject(), Want: want.words(s, ""), Got: got.words(s, a.String()), Took: a.Took, want: want, got: got}
+	p := Proof{Subject: s.subject(), Want: want.words(s, ""), Got: got.words(s, a.String()), Took: a.Took, want: want, got: got, by: s.by}
 	if e.Decision != nil {
 		p.Rule = e.Decision.ID
 	}
-	for _, unseen := range []error{packets.ErrNotPermitted, packets.ErrNoSuchFamily, packets.ErrHeld, packets.ErrNoRoute, packets.ErrBroadcast} {
+	for _, unseen := range []error{packets.ErrNotPermitted, packets.ErrNoSuchFamily, packets.ErrHeld, packets.ErrNoRoute, packets.ErrBroadcast, packets.ErrNoPassage} {
 		if errors.Is(a.Err, unseen) {
 			p.Got, p.Unproven = "", a.Err.Error()
 			return p

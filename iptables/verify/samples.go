@@ -31,6 +31,8 @@ type sample struct {
 	iptables.Packet
 	rule       string
 	sourcePort uint16 // 0: any
+	by         string // the interface of the namespace that it passes; "": the test's own, or lo
+	own        bool   // it is for the pod itself
 }
 
 // sampler makes packets that show what rules do. What a sample is not about is chosen so that no rule names it.
@@ -50,6 +52,9 @@ type sampler struct {
 
 // sends tells whether the packet can be sent, and where it arrives be seen.
 func (s *sampler) sends(p *iptables.Packet) bool {
+	if p.Interface != s.link && p.Interface != "lo" {
+		return s.passes(p)
+	}
 	if p.Direction == iptables.Inbound {
 		return !s.indoors
 	}
@@ -60,6 +65,18 @@ func (s *sampler) sends(p *iptables.Packet) bool {
 		return true
 	}
 	return p.Interface == "lo" && p.To.Port() == s.port // which is nobody's, and open to every user
+}
+
+// passes tells whether a packet of one of the namespace's interfaces can be sent. What comes in by one for somebody else,
+// and is not captured, would go out into a network.
+func (s *sampler) passes(p *iptables.Packet) bool {
+	switch {
+	case s.indoors:
+		return false
+	case p.Direction == iptables.Outbound:
+		return !s.alone || *p.UID == s.user && *p.GID == s.group
+	}
+	return p.To.Addr() == s.own[p.Family()] || wanted(iptables.Explain(s.rules, *p)).end != iptables.Passes
 }
 
 // maxSamples bounds the packets of one run.
@@ -79,6 +96,10 @@ func newSampler(rules *iptables.RuleSet, at place, by packets.Sender) *sampler {
 func (s *sampler) samples() (all []sample, left int) {
 	seen := map[string]bool{}
 	add := func(one sample) {
+		one.own = one.To.Addr() == s.own[one.Family()]
+		if one.Interface != s.link && one.Interface != "lo" {
+			one.by = one.Interface
+		}
 		if key := one.String(); !seen[key] {
 			seen[key] = true
 			all = append(all, one)
@@ -259,6 +280,33 @@ func (s *sampler) candidates() (all []iptables.Packet) {
 			all = append(all, s.owned(named, to, s.port)...)
 			all = append(all, s.owned(named, to, 53)...)
 		}
+		all = append(all, s.byInterface(f, named)...)
+	}
+	return all
+}
+
+// byInterface are packets that leave and come in by the interfaces that rules speak of.
+func (s *sampler) byInterface(f iptables.Families, n names) (all []iptables.Packet) {
+	for _, name := range n.interfaces {
+		add := func(p iptables.Packet) {
+			p.Interface, p.From = name, netip.AddrPort{}
+			all = append(all, p)
+		}
+		for _, port := range n.ports {
+			for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
+				out := s.outbound(protocol, s.outside(f), port)
+				add(out)
+				in := s.inbound(f, protocol, port)
+				add(in)
+				in.To = out.To // for somebody behind the pod
+				add(in)
+			}
+		}
+		for _, to := range n.addresses[f] {
+			in := s.inbound(f, iptables.TCP, s.port)
+			in.To = netip.AddrPortFrom(to, s.port)
+			add(in)
+		}
 	}
 	return all
 }
@@ -269,6 +317,7 @@ type names struct {
 	uids, gids []uint32
 	addresses  map[iptables.Families][]netip.Addr // to send to
 	sources    map[iptables.Families][]netip.Addr // to send from
+	interfaces []string                           // lo aside
 }
 
 func (s *sampler) named() names {
@@ -276,6 +325,11 @@ func (s *sampler) named() names {
 	n.gids = once(n.gids, s.user) // somebody of no group
 	for _, c := range s.rules.Chains {
 		for _, r := range c.Rules {
+			for _, name := range []string{r.Match.InInterface, r.Match.OutInterface} {
+				if name != "" && name != "lo" {
+					n.interfaces = once(n.interfaces, name)
+				}
+			}
 			for _, p := range r.Match.DestinationPorts {
 				n.ports = once(n.ports, p.First)
 			}
@@ -398,14 +452,23 @@ func someOf(p netip.Prefix) netip.Addr {
 func (s *sample) subject() string {
 	kind := fmt.Sprintf("%s %s", family(s.To.Addr()), upper(s.Protocol))
 	switch {
+	case s.Direction == iptables.Inbound && s.by != "" && !s.own:
+		return fmt.Sprintf("%s to %s that comes in by %s", kind, s.To, s.by)
 	case s.Direction == iptables.Inbound:
-		return fmt.Sprintf("inbound %s to port %d", kind, s.To.Port())
+		return fmt.Sprintf("inbound %s to port %d%s", kind, s.To.Port(), s.way())
 	case s.To.Addr().IsLoopback():
 		return fmt.Sprintf("%s within the pod to %s from %s", kind, s.To, s.owner())
 	case s.Interface == "lo":
 		return fmt.Sprintf("%s to the pod's own address, port %d, from %s", kind, s.To.Port(), s.owner())
 	}
-	return fmt.Sprintf("outbound %s to %s from %s", kind, s.To, s.owner())
+	return fmt.Sprintf("outbound %s to %s%s from %s", kind, s.To, s.way(), s.owner())
+}
+
+func (s *sample) way() string {
+	if s.by == "" {
+		return ""
+	}
+	return " by " + s.by
 }
 
 func (s *sample) owner() string {

@@ -209,7 +209,7 @@ func again(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample, p
 }
 
 func (s *sample) packet() packets.Packet {
-	p := packets.Packet{Inbound: s.Direction == iptables.Inbound, Protocol: s.Protocol, Destination: s.To, SourcePort: s.sourcePort}
+	p := packets.Packet{Inbound: s.Direction == iptables.Inbound, Protocol: s.Protocol, Destination: s.To, SourcePort: s.sourcePort, Interface: s.by}
 	if p.Inbound {
 		return p
 	}
@@ -220,7 +220,7 @@ func (s *sample) packet() packets.Packet {
 	return p
 }
 
-// unproven are the reasons why packets could not be sent, each once, and the interfaces that none can be sent by.
+// unproven are the reasons why packets could not be sent, each once, and the interfaces that none were sent by.
 func unproven(want *iptables.RuleSet, proofs []Proof) (all []string) {
 	add := func(text string) {
 		if !slices.Contains(all, text) {
@@ -235,8 +235,8 @@ func unproven(want *iptables.RuleSet, proofs []Proof) (all []string) {
 	for _, c := range want.Chains {
 		for _, r := range c.Rules {
 			for _, name := range []string{r.Match.InInterface, r.Match.OutInterface} {
-				if name != "" && name != "lo" {
-					add("traffic of the interface " + name + ": packets cannot be sent as if they were its")
+				if name != "" && name != "lo" && !slices.ContainsFunc(proofs, func(p Proof) bool { return p.by == name }) {
+					add("traffic of the interface " + name + ": no packets were sent as if they were its")
 				}
 			}
 		}

@@ -1,0 +1,251 @@
+package verify
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// attach gives the namespace an interface with addresses, whose other end is in one of its own.
+func attach(t *testing.T, ns *testns.Namespace, name string, addresses ...string) (beyond *testns.Namespace) {
+	t.Helper()
+	beyond = testns.New(t)
+	ns.Links(t, func(h *netlink.Handle) error {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "beyond", PeerNamespace: netlink.NsFd(int(beyond.Handle))}
+		if err := h.LinkAdd(link); err != nil {
+			return err
+		}
+		for _, text := range addresses {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			a.Flags = unix.IFA_F_NODAD
+			if err := h.AddrAdd(link, a); err != nil {
+				return err
+			}
+		}
+		return h.LinkSetUp(link)
+	})
+	beyond.Links(t, func(h *netlink.Handle) error {
+		peer, err := h.LinkByName("beyond")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetUp(peer)
+	})
+	return beyond
+}
+
+// watched gives a count of the TCP and UDP packets that got to where an interface leads.
+func watched(t *testing.T, beyond *testns.Namespace) (packets func() int) {
+	t.Helper()
+	fd := -1
+	if err := beyond.Within(func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(binary.NativeEndian.Uint16([]byte{unix.ETH_P_ALL >> 8, unix.ETH_P_ALL})))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return func() (n int) {
+		buffer := make([]byte, 2048)
+		for {
+			length, _, err := unix.Recvfrom(fd, buffer, 0)
+			if err != nil {
+				return n
+			}
+			protocol := byte(0)
+			switch {
+			case length >= 20 && buffer[0]>>4 == 4:
+				protocol = buffer[9]
+			case length >= 40 && buffer[0]>>4 == 6:
+				protocol = buffer[6]
+			}
+			if protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_UDP {
+				n++
+			}
+		}
+	}
+}
+
+// interfaces are options that speak of them.
+func interfaces(change func(*iptables.Options)) func(*iptables.Options) {
+	return func(o *iptables.Options) {
+		o.ExcludeInterfaces, o.VirtualInterfaces = []string{"net1"}, []string{"vif0"}
+		if change != nil {
+			change(o)
+		}
+	}
+}
+
+// withInterfaces is a namespace that has them.
+func withInterfaces(t *testing.T) (ns *testns.Namespace, packets func() int) {
+	ns = testns.New(t)
+	one := watched(t, attach(t, ns, "net1", "192.168.99.5/24", "fd99::5/64"))
+	two := watched(t, attach(t, ns, "vif0", "192.168.122.1/24", "fd98::1/64"))
+	return ns, func() int { return one() + two() }
+}
+
+func TestTrafficOfInterfacesIsProven(t *testing.T) {
+	for name, change := range map[string]func(*iptables.Options){
+		"redirected": nil, "dns": choices()["dns"],
+		"transparent": func(o *iptables.Options) { o.Interception = iptables.TProxyMode },
+		"listed":      choices()["lists"], "no ipv6": choices()["no ipv6"],
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns, packets := withInterfaces(t)
+			rules := compile(t, interfaces(change))
+			b := backend(t, ns)
+			if err := b.Apply(context.Background(), rules); err != nil {
+				t.Fatal(err)
+			}
+			r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.OK() || strings.Contains(strings.Join(r.Unproven, "\n"), "interface") {
+				t.Errorf("%s", r.Long())
+			}
+			for _, by := range []string{"net1", "vif0"} {
+				if !slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.OK && p.by == by }) {
+					t.Errorf("no packet shows what becomes of traffic of %s:\n%s", by, r.Long())
+				}
+			}
+			if n := packets(); n > 0 {
+				t.Errorf("%d packets of the tests got to a network", n)
+			}
+			ns.Links(t, func(h *netlink.Handle) error {
+				for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+					left, err := h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+					if err != nil {
+						return err
+					}
+					for _, route := range left {
+						if route.Table > unix.RT_TABLE_LOCAL {
+							t.Errorf("left behind: %s", route)
+						}
+					}
+					policy, err := h.RuleList(family)
+					if err != nil {
+						return err
+					}
+					for _, rule := range policy {
+						if rule.Table > unix.RT_TABLE_LOCAL {
+							t.Errorf("left behind: %s", rule)
+						}
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestEachRuleAboutAnInterfaceThatIsMissingIsShownByPackets(t *testing.T) {
+	rules := compile(t, interfaces(nil))
+	of := 0
+	for _, c := range rules.Chains {
+		for i := range c.Rules {
+			r := &c.Rules[i]
+			if !strings.HasSuffix(r.ID, "-net1") && !strings.HasSuffix(r.ID, "-vif0") {
+				continue
+			}
+			of++
+			t.Run(r.ID, func(t *testing.T) {
+				ns, packets := withInterfaces(t)
+				b := backend(t, ns)
+				if err := b.Apply(context.Background(), without(rules, r)); err != nil {
+					t.Fatal(err)
+				}
+				report, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(report.Differences) != 1 || !strings.Contains(report.Differences[0].What, r.ID+" is missing") {
+					t.Errorf("%s", report)
+				}
+				needless := strings.Contains(report.String(), "it changes nothing for any packet") // as another rule does the same
+				if !needless && !slices.ContainsFunc(report.Failed(), func(p Proof) bool { return p.by != "" }) {
+					t.Errorf("no packet shows it:\n%s", report.Long())
+				}
+				if n := packets(); n > 0 {
+					t.Errorf("%d packets of the tests got to a network", n)
+				}
+			})
+		}
+	}
+	if of < 4 {
+		t.Errorf("only %d rules speak of interfaces", of)
+	}
+}
+
+func TestInterfacesThatAreNotThereAreTold(t *testing.T) {
+	ns := testns.New(t)
+	attach(t, ns, "net1")
+	ns.Links(t, func(h *netlink.Handle) error {
+		link, err := h.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetDown(link)
+	})
+	rules := compile(t, interfaces(nil))
+	b := backend(t, ns)
+	if err := b.Apply(context.Background(), rules); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
+	if err != nil || !r.OK() {
+		t.Fatalf("%v\n%s", err, r.Long())
+	}
+	for _, want := range []string{"interface net1: it is down", "interface vif0: the namespace has none of that name now"} {
+		if !slices.ContainsFunc(r.Unproven, func(text string) bool { return strings.HasSuffix(text, want) }) {
+			t.Errorf("%q is not in %q", want, r.Unproven)
+		}
+	}
+}
+
+// An interface without IPv6, into which only comes what its routes lead back, leaves what can be shown of it.
+func TestWhatOfAnInterfaceCanBeShownIs(t *testing.T) {
+	ns := testns.New(t)
+	packets := watched(t, attach(t, ns, "net1", "192.168.99.5/24"))
+	if err := ns.Within(func() error {
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/net1/rp_filter", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/conf/net1/disable_ipv6", []byte("1"), 0))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	rules := compile(t, func(o *iptables.Options) { o.ExcludeInterfaces = []string{"net1"} })
+	b := backend(t, ns)
+	if err := b.Apply(context.Background(), rules); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
+	if err != nil || !r.OK() {
+		t.Fatalf("%v\n%s", err, r.Long())
+	}
+	var shown []string
+	for _, p := range r.Proofs {
+		if p.OK && p.by != "" {
+			shown = append(shown, p.Rule)
+		}
+	}
+	if !slices.Equal(shown, []string{"outbound/exclude-interface-net1"}) || len(r.Unproven) != 2 ||
+		!strings.Contains(strings.Join(r.Unproven, "\n"), "rp_filter") || !strings.Contains(strings.Join(r.Unproven, "\n"), "a route of IPv6 through net1") {
+		t.Errorf("shown %q, unproven %q", shown, r.Unproven)
+	}
+	if n := packets(); n > 0 {
+		t.Errorf("%d packets of the tests got to a network", n)
+	}
+}
