@@ -62,6 +62,19 @@ func TestLogLevelsOfARunningProxyChangeAndSurviveARestartOfEnvoy(t *testing.T) {
 	if out, code := r.command("log", "--envoy=upstraem:debug"); code != 1 || !strings.Contains(out, "did you mean upstream") {
 		t.Errorf("a component that is not there: code %d\n%s", code, out)
 	}
+	if out, code := r.command("log", "--agent=xds:debug", "--envoy=upstream:debug", "--for=1s"); code != 0 || !strings.Contains(out, "upstream:debug") {
+		t.Errorf("log for a second: code %d\n%s", code, out)
+	}
+	r.eventually("both have gone back by themselves", func() error {
+		code, levels, err := r.http("POST", "15000/logging")
+		if err != nil || code != 200 || !strings.Contains(levels, "upstream: warning\n") {
+			return fmt.Errorf("Envoy's levels: %d %w %s", code, err, levels)
+		}
+		if out, code := r.command("log"); code != 0 || strings.Contains(out, "debug") || !strings.Contains(out, "warning,misc:error") {
+			return fmt.Errorf("log: code %d: %s", code, out)
+		}
+		return nil
+	})
 	r.signal(syscall.SIGTERM)
 	if code := r.exit(); code != 0 {
 		t.Errorf("exit code %d", code)
