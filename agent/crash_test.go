@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +13,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	bufferv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/buffer/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -96,15 +103,58 @@ func TestEnvoyThatCrashesWhileItDrainsIsNoCleanEnd(t *testing.T) {
 	r.endsWith(137, "it ended while it drained")
 }
 
+// TestEnvoyKilledForLackOfMemoryIsToldAsThat: an Envoy that keeps a request of a gigabyte, and that nobody told to shed load.
 func TestEnvoyKilledForLackOfMemoryIsToldAsThat(t *testing.T) {
 	t.Parallel()
-	s := newSetup(t, "127.102.23.1")
-	// A real Envoy is killed alike, but at which limit depends on what the machine has cached.
-	s.env = append(s.env, "ENVOY_PATH="+s.program(t, "envoy", "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }\n"+
-		"exec python3 -c 'held = []\nwhile True: held.append(bytearray(1 << 20))'\n"))
-	s.within = []string{"sh", "-c", `echo $$ >"` + smallGroup(t, "150000000") + `" || exit 99; exec "$0" "$@"`}
-	s.start(t).endsWith(137, "reason=oom-killed", "for lack of memory", "higher memory limit")
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			s := newSetup(t, fmt.Sprintf("127.102.23.%d", n+1))
+			s.env = append(s.env, "PROXY_MEMORY_LIMIT=0", "ENVOY_PATH="+testenv.EnvoyOf(t, version))
+			s.keepsRequests(t)
+			s.cp.start(t)
+			s.within = []string{"sh", "-c", `echo $$ >"` + smallGroup(t, "150000000") + `" || exit 99; exec "$0" "$@"`}
+			r := s.start(t)
+			r.waitReady()
+			c, err := net.Dial("tcp", s.address+":8443")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			_, err = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", mostKept)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if sent, err := io.Copy(c, zeroes{}); err == nil {
+				t.Errorf("Envoy took %d bytes", sent)
+			}
+			r.endsWith(137, "reason=oom-killed", "for lack of memory", "higher memory limit")
+		})
+	}
 }
+
+const mostKept = 1 << 30
+
+// keepsRequests has the proxy's listener, of plain HTTP, keep each request until it is whole.
+func (s *setup) keepsRequests(t *testing.T) {
+	t.Helper()
+	chain := s.cp.listener.FilterChains[0]
+	chain.TransportSocket = nil
+	filter := chain.Filters[0]
+	hcm := &hcmv3.HttpConnectionManager{}
+	if err := filter.GetTypedConfig().UnmarshalTo(hcm); err != nil {
+		t.Fatal(err)
+	}
+	buffer := &hcmv3.HttpFilter{Name: "buffer", ConfigType: &hcmv3.HttpFilter_TypedConfig{
+		TypedConfig: mustAny(&bufferv3.Buffer{MaxRequestBytes: wrapperspb.UInt32(mostKept)}),
+	}}
+	hcm.HttpFilters = append([]*hcmv3.HttpFilter{buffer}, hcm.HttpFilters...)
+	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: mustAny(hcm)}
+}
+
+// zeroes is a text that never ends.
+type zeroes struct{}
+
+func (zeroes) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // reports are the reports that an agent wrote, the oldest first.
 func (s *setup) reports(t *testing.T) []map[string]any {
@@ -238,7 +288,7 @@ func smallGroup(t *testing.T, limit string) string {
 		{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.swappiness"},
 		{"/sys/fs/cgroup", "memory.max", "memory.swap.max"},
 	} {
-		dir := filepath.Join(kind.dir, "pilotfish-test-"+t.Name())
+		dir := filepath.Join(kind.dir, "pilotfish-test-"+strings.ReplaceAll(t.Name(), "/", "-"))
 		if os.Mkdir(dir, 0o755) != nil {
 			continue
 		}
