@@ -3,7 +3,6 @@ package xdsproxy
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -47,7 +46,7 @@ func (a *ascent) carry() error {
 
 // note notes that something was heard of the control plane.
 func (a *ascent) note() {
-	a.heard.Store(time.Now().UnixNano())
+	a.heard.Store(int64(uptime()))
 	if !a.answered.Swap(true) {
 		a.book.connected(a.lease.address)
 	}

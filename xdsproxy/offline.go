@@ -255,7 +255,7 @@ func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
 	defer s.mu.Unlock()
 	s.keeping.renew = renew
 	p := patience{lasts: s.relay.config.LastGood.Silence << min(s.silences, mostSilences)}
-	a.heard.Store(time.Now().UnixNano())
+	a.heard.Store(int64(uptime()))
 	var timer *time.Timer
 	timer = time.AfterFunc(p.lasts, func() {
 		s.mu.Lock()
@@ -263,7 +263,7 @@ func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
 		if s.state.hasListeners() || s.state.continued || !s.wantsLastGood() && !s.uplink.several.Load() {
 			return
 		}
-		quiet := time.Since(time.Unix(0, a.heard.Load()))
+		quiet := uptime() - time.Duration(a.heard.Load())
 		if again := p.left(quiet, a.upstream.Arrived(), s.state.awaitsAnswer()); again > 0 {
 			timer.Reset(again)
 			return

@@ -6,6 +6,13 @@ import "time"
 // whole has come.
 const stillSlow = 4 << 10
 
+// loaded is when the program began to run.
+var loaded = time.Now()
+
+// uptime is for how long the program has run, by the clock that nobody sets: that of a machine is often put right while the
+// agent starts.
+func uptime() time.Duration { return time.Since(loaded) }
+
 // patience is that with a control plane on which Envoy waits.
 type patience struct {
 	lasts   time.Duration

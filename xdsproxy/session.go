@@ -228,7 +228,7 @@ type ascent struct {
 	own      outbox
 	rewrites rewrites
 	answered atomic.Bool
-	heard    atomic.Int64 // when something came last, in nanoseconds since 1970
+	heard    atomic.Int64 // when something came last, as an uptime
 }
 
 // over relays over one connection until its stream ends. No error means that both sides were done. A control plane from
