@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
@@ -15,7 +16,7 @@ func Build(prev *Registry, store config.Store, opts Options, changed []config.Ke
 	if prev == nil || prev.opts != opts {
 		prev, changed = &Registry{opts: opts}, nil
 	}
-	b := &builder{prev: prev, store: store, opts: opts, changed: newScope(changed), served: map[*Service]*served{}}
+	b := &builder{prev: prev, store: store, opts: opts, changed: newScope(changed)}
 	b.readWorkloads()
 	b.readSources()
 	b.serve()
@@ -58,6 +59,8 @@ type builder struct {
 	sources   []*source
 	served    map[*Service]*served
 	differs   bool
+	// alike: there are the same services of the same documents as before, and only endpoints can differ.
+	alike bool
 }
 
 // readWorkloads indexes the workloads of the namespaces that may have changed. What really changed is found by comparing
@@ -89,13 +92,15 @@ func (b *builder) readWorkloads() {
 }
 
 func (b *builder) readSources() {
+	b.alike = true
 	if !b.changed.all && !b.changed.services && !b.changed.entries {
 		b.sources = b.prev.sources
 		return
 	}
+	former := formerSources{registry: b.prev}
 	for _, kind := range []config.Kind{config.Service, config.ServiceEntry} {
 		for _, r := range b.store.List(kind) {
-			before := b.prev.bySource[r.Key]
+			before := former.of(r)
 			if before != nil && before.resource == r {
 				b.sources = append(b.sources, before)
 				continue
@@ -108,10 +113,39 @@ func (b *builder) readSources() {
 		b.differs = true
 	}
 	b.sources = b.opts.partAddresses(b.sources)
+	b.alike = slices.EqualFunc(b.sources, b.prev.sources, (*source).alike)
+}
+
+// formerSources finds the sources of before for documents in their order, which is that of before too for nearly all.
+type formerSources struct {
+	registry *Registry
+	next     int
+}
+
+func (f *formerSources) of(r *config.Resource) *source {
+	for i := f.next; i < min(f.next+2, len(f.registry.sources)); i++ { // one may have gone
+		if s := f.registry.sources[i]; s.resource == r || s.resource.Key == r.Key {
+			f.next = i + 1
+			return s
+		}
+	}
+	return f.registry.bySource[r.Key]
+}
+
+// alike says whether two readings of one document have the same services, and go before others in the same way.
+func (s *source) alike(o *source) bool {
+	return s == o || s.resource.Key == o.resource.Key && s.resource.Created.Equal(o.resource.Created) && slices.Equal(s.services, o.services)
 }
 
 func (b *builder) serve() {
-	for _, s := range b.sources {
+	b.served = make(map[*Service]*served, len(b.prev.served))
+	if b.alike {
+		b.served = maps.Clone(b.prev.served)
+	}
+	for at, s := range b.sources {
+		if b.alike && s == b.prev.sources[at] && len(b.moved) == 0 {
+			continue
+		}
 		fresh := b.prev.bySource[s.resource.Key] != s
 		for i, service := range s.services {
 			before := b.prev.served[service]
@@ -151,6 +185,9 @@ func sameServed(a, b *served) bool {
 }
 
 func (b *builder) registry() *Registry {
+	if b.alike && len(b.prev.Problems) == 0 && !b.anyProblems() {
+		return b.withOtherEndpoints()
+	}
 	r := &Registry{
 		byHost: make(map[string][]*Service, len(b.served)), opts: b.opts, aliases: map[string]string{},
 		sources: b.sources, bySource: make(map[config.Key]*source, len(b.sources)),
@@ -165,6 +202,35 @@ func (b *builder) registry() *Registry {
 	}
 	r.Problems = append(r.Problems, r.admit(b.sources)...)
 	return r
+}
+
+// anyProblems says whether there are any of documents, and of endpoints, that are not as before.
+func (b *builder) anyProblems() bool {
+	for at, s := range b.sources {
+		if s == b.prev.sources[at] && len(b.moved) == 0 {
+			continue
+		}
+		if len(s.problems) > 0 || slices.ContainsFunc(s.services, func(service *Service) bool { return len(b.served[service].problems) > 0 }) {
+			return true
+		}
+	}
+	return false
+}
+
+// withOtherEndpoints is the registry of before, with all its names, but for where services are served.
+func (b *builder) withOtherEndpoints() *Registry {
+	r := *b.prev
+	r.sources, r.workloads, r.served = b.sources, b.workloads, b.served
+	r.bySource = b.prev.bySource
+	if len(b.sources) > 0 && &b.sources[0] != &b.prev.sources[0] {
+		r.bySource = maps.Clone(b.prev.bySource)
+		for at, s := range b.sources {
+			if s != b.prev.sources[at] {
+				r.bySource[s.resource.Key] = s
+			}
+		}
+	}
+	return &r
 }
 
 // admit lists the services of the sources, the older before the younger, and says what is in the way of the others.

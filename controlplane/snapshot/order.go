@@ -1,26 +1,25 @@
 package snapshot
 
 import (
-	"sort"
+	"cmp"
+	"slices"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // oldestFirst orders resources as Istio does where the oldest wins; the input is left as it is.
 func oldestFirst(resources []*config.Resource) []*config.Resource {
-	out := append([]*config.Resource(nil), resources...)
-	sort.SliceStable(out, func(i, j int) bool { return older(out[i], out[j]) })
+	out := slices.Clone(resources)
+	if !slices.IsSortedFunc(out, compareAge) { // as they are where all documents are of files
+		slices.SortStableFunc(out, compareAge)
+	}
 	return out
 }
 
-func older(a, b *config.Resource) bool {
-	if !a.Created.Equal(b.Created) {
-		return a.Created.Before(b.Created)
-	}
-	if a.Namespace != b.Namespace {
-		return a.Namespace < b.Namespace
-	}
-	return a.Name < b.Name
+func older(a, b *config.Resource) bool { return compareAge(a, b) < 0 }
+
+func compareAge(a, b *config.Resource) int {
+	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 func equalPointers[T comparable](a, b []T) bool {

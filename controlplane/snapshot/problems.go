@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -19,7 +20,7 @@ import (
 // first. They are found when they are first asked for; patches that were left out, when proxies get what they are for.
 func (s *Snapshot) Problems() []config.Problem {
 	s.checked.once.Do(func() {
-		c := checker{s: s, w: s.world, suggestions: maxSuggestions}
+		c := checker{s: s, w: s.world, suggestions: maxSuggestions, before: s.checked.before, sound: newSoundness(s)}
 		c.virtualServices()
 		c.destinationRules()
 		c.gateways()
@@ -35,6 +36,7 @@ func (s *Snapshot) Problems() []config.Problem {
 		c.pullSecrets()
 		slices.SortStableFunc(c.problems, byPlace)
 		s.checked.problems = c.problems
+		s.checked.after.Store(c.sound)
 	})
 	ended := checker{s: s}
 	ended.certificates(time.Now()) // which no document has to change for
@@ -45,6 +47,19 @@ func (s *Snapshot) Problems() []config.Problem {
 type check struct {
 	once     sync.Once
 	problems []config.Problem
+	before   *soundness // of the last snapshot before that was checked; nil for none
+	after    atomic.Pointer[soundness]
+}
+
+// next is that of the snapshot after, of which c may be nil.
+func (c *check) next() *check {
+	switch {
+	case c == nil:
+		return &check{}
+	case c.after.Load() != nil:
+		return &check{before: c.after.Load()}
+	}
+	return &check{before: c.before}
 }
 
 // maxSuggestions bounds the search for names that someone may have meant: where more is wrong, it is not the spelling.
@@ -57,6 +72,9 @@ type checker struct {
 	problems []config.Problem
 	// suggestions is how many names may still be searched for.
 	suggestions int
+	// before is what was found to be sound last time, sound what is found so now.
+	before, sound *soundness
+	differs       *difference // between the two; made when it is first asked for
 	// namespaces are those that something is known of; filled when first asked for.
 	namespaces map[string]bool
 	// byLabel are the services that select workloads, by each of the labels; filled when first asked for.
@@ -130,21 +148,21 @@ func (c *checker) virtualServices() {
 	taken := make(map[hostOf]*VirtualService, len(c.w.virtualServices.all))
 	for _, v := range c.w.virtualServices.all {
 		c.hosts(v, taken)
+		if c.stillSound(v) {
+			continue
+		}
+		found, suggestions := len(c.problems), c.suggestions
 		for i, g := range v.Gateways {
 			c.gatewayExists(v, i, g)
 		}
 		c.rules(v.asWritten())
+		if len(c.problems) == found && c.suggestions == suggestions {
+			c.isSound(v)
+		}
 	}
 	for _, r := range c.w.virtualServices.others.byKey {
 		c.rules(&VirtualService{Resource: r, Spec: r.Spec.(*networking.VirtualService)})
 	}
-}
-
-// asWritten is the rule without what its delegates add, so that places in it are those of its document.
-func (v *VirtualService) asWritten() *VirtualService {
-	own := *v
-	own.Spec = v.Resource.Spec.(*networking.VirtualService)
-	return &own
 }
 
 // rules checks where a document's routes lead.
@@ -159,6 +177,13 @@ func (c *checker) rules(v *VirtualService) {
 				"there is no such VirtualService without hosts, or it is not exported to here: the route is left out", "add it, or correct the name and namespace")
 		}
 	}
+}
+
+// asWritten is the rule without what its delegates add, so that places in it are those of its document.
+func (v *VirtualService) asWritten() *VirtualService {
+	own := *v
+	own.Spec = v.Resource.Spec.(*networking.VirtualService)
+	return &own
 }
 
 // hosts warns of names that nothing answers to, and of a second rule for a name, which sidecars do not merge.

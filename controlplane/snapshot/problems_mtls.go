@@ -124,6 +124,9 @@ func (c *checker) hopedStrict(svc *registry.Service, t callersTLS) bool {
 
 // withoutSidecar tells of workloads that a PeerAuthentication asks mutual TLS of, and that have no sidecar to keep it.
 func (c *checker) withoutSidecar() {
+	if len(c.s.resources[config.PeerAuthentication]) == 0 {
+		return
+	}
 	bare := map[*config.Resource]map[string]bool{}
 	for _, svc := range c.w.services {
 		if svc.External {

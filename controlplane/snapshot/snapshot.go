@@ -85,7 +85,7 @@ func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
 	b.buildPolicies()
 	b.buildInstances()
 	b.buildWorld()
-	b.next.checked = &check{}
+	b.next.checked = b.prev.checked.next()
 	return b.next
 }
 
@@ -231,7 +231,7 @@ func (b *build) buildRules(w *world, sameServices bool) {
 	mesh := b.next.Mesh
 	if !sameServices || b.changes(config.VirtualService) {
 		w.virtualServices = newVirtualServices(reusable(b, w.virtualServices), b.next.resources[config.VirtualService],
-			w.resolve, mesh.GetDefaultVirtualServiceExportTo())
+			w.resolve, mesh.GetDefaultVirtualServiceExportTo(), sameServices)
 	}
 	if !sameServices || b.changes(config.DestinationRule) {
 		w.destinationRules = newDestinationRules(reusable(b, w.destinationRules), b.next.resources[config.DestinationRule],

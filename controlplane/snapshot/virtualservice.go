@@ -103,23 +103,26 @@ type virtualServices struct {
 	byGateway map[string][]*VirtualService
 }
 
-func newVirtualServices(prev *virtualServices, resources []*config.Resource, resolve resolver, exportTo []string) *virtualServices {
-	known := map[*config.Resource]*VirtualService{}
+// newVirtualServices indexes VirtualServices. sameNames says that what a name in them means is as it was for prev, which may be
+// nil.
+func newVirtualServices(prev *virtualServices, resources []*config.Resource, resolve resolver, exportTo []string, sameNames bool) *virtualServices {
+	former := formerRules{}
 	if prev != nil {
-		for _, v := range prev.all {
-			known[v.Resource] = v
-		}
+		former.all = prev.all
 	}
 	index := &virtualServices{byGateway: map[string][]*VirtualService{}}
 	others := newDelegates(resources, resolve, exportTo)
 	index.others = others
 	for _, r := range oldestFirst(resources) {
-		if others.byKey[r.Key] != nil {
-			continue
+		if len(r.Spec.(*networking.VirtualService).GetHosts()) == 0 {
+			continue // a delegate
 		}
-		v := newVirtualService(r, others, resolve, exportTo)
-		if old := known[r]; old != nil && old.same(v) {
-			v = old
+		v := former.of(r)
+		if v == nil || !sameNames || v.delegates() {
+			read := newVirtualService(r, others, resolve, exportTo)
+			if v == nil || !v.same(read) {
+				v = read
+			}
 		}
 		index.all = append(index.all, v)
 		for _, g := range v.Gateways {
@@ -127,6 +130,33 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 		}
 	}
 	return index
+}
+
+// formerRules finds the readings of before for documents that come in their order.
+type formerRules struct {
+	all  []*VirtualService
+	next int
+}
+
+// of gives the reading of before; nil where the document is another one, or new.
+func (f *formerRules) of(r *config.Resource) *VirtualService {
+	for f.next < len(f.all) {
+		v := f.all[f.next]
+		if v.Resource == r {
+			f.next++
+			return v
+		}
+		if older(r, v.Resource) {
+			break
+		}
+		f.next++ // it is gone, or is r as it was
+	}
+	return nil
+}
+
+// delegates says whether the rule is in part what others say.
+func (v *VirtualService) delegates() bool {
+	return slices.ContainsFunc(v.Resource.Spec.(*networking.VirtualService).GetHttp(), func(r *networking.HTTPRoute) bool { return r.GetDelegate() != nil })
 }
 
 // same says whether two readings of one document are alike. In what delegates say names of hosts are full, and what a short one
