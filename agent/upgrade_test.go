@@ -58,7 +58,7 @@ func upgradable(t *testing.T, address, version string, args ...string) *running 
 	return r
 }
 
-// noEnvoyIn checks that the processes which ended are gone.
+// alone checks that all Envoys but one are gone.
 func (r *running) alone(pid int) {
 	r.t.Helper()
 	for _, other := range r.envoys() {

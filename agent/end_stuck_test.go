@@ -1,0 +1,77 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestFrozenEnvoyIsKilledAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	s := newSlowSetup(t, "127.102.9.1", "TERMINATION_GRACE_PERIOD=8")
+	s.env = append(s.env, s.drainFor("0.5s"))
+	r := s.start(t)
+	r.waitReady()
+	if err := syscall.Kill(r.envoy(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	r.signal(syscall.SIGTERM)
+	r.eventually("the status port says that it is not ready while the end hangs", func() error {
+		code, _, err := r.http("GET", "15020/healthz/ready")
+		if err == nil && code != 503 {
+			err = fmt.Errorf("answer %d", code)
+		}
+		return err
+	})
+	r.endsWith(137, "stopped with SIGKILL")
+	t.Logf("the end took %v", time.Since(began).Round(time.Millisecond))
+	r.nothingLeft()
+}
+
+// hangs makes an Envoy whose admin interface takes connections and never answers.
+func (s *setup) hangs(t *testing.T) string {
+	t.Helper()
+	script := fmt.Sprintf(`#!/bin/sh
+[ "$1" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }
+exec python3 -c '
+import signal, socket, sys
+def end(*_):
+    print("told to end", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("%s", 15000))
+s.listen(99)
+print("listening", flush=True)
+signal.pause()
+'
+`, s.address)
+	return s.program(t, "envoy", script)
+}
+
+// TestHangingAdminInterfaceDoesNotHoldUpTheEnd: each question to it is given up, and then all of them. The deadline is far
+// away, so that neither it nor SIGKILL can be what ended the wait.
+func TestHangingAdminInterfaceDoesNotHoldUpTheEnd(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.102.10.1")
+	s.env = append(s.env, "ENVOY_PATH="+s.hangs(t), "TERMINATION_GRACE_PERIOD=10m", s.drainFor("0.5s"))
+	r := s.start(t)
+	r.eventually("the admin interface takes connections", func() error {
+		if !strings.Contains(r.out.String(), "listening") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	r.signal(syscall.SIGTERM)
+	select {
+	case <-r.done:
+	case <-time.After(3 * patience):
+		t.Fatal("the end waits for an answer that never comes")
+	}
+	r.endsWith(0, "Envoy was not told to drain", "what it serves cannot be counted", "told to end")
+}
