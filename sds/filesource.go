@@ -2,6 +2,7 @@ package sds
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -110,14 +111,19 @@ func (s *FileSource) take(m Material, err error) (well bool) {
 	return err == nil
 }
 
-// worse refuses a certificate that has ended, as one out of a backup has, while that of before is good: nobody would take it.
+// worse refuses a certificate that has ended, as one out of a backup has, or has not begun, while that of before is good:
+// nobody would take it.
 func (s *FileSource) worse(m Material) error {
-	now := s.config.Clock.Now()
-	if s.material.Leaf == nil || !now.After(m.Leaf.NotAfter) || now.After(s.material.Leaf.NotAfter) {
+	now, before := s.config.Clock.Now(), s.material.Leaf
+	if before == nil || validAt(m.Leaf, now) || !validAt(before, now) {
 		return nil
 	}
-	return fmt.Errorf("the certificate in %s expired at %s, that of before it is good until %s", s.config.CertFile,
-		m.Leaf.NotAfter.UTC().Format(time.RFC3339), s.material.Leaf.NotAfter.UTC().Format(time.RFC3339))
+	return fmt.Errorf("the certificate in %s is valid from %s to %s, that of before it is good until %s", s.config.CertFile,
+		m.Leaf.NotBefore.UTC().Format(time.RFC3339), m.Leaf.NotAfter.UTC().Format(time.RFC3339), before.NotAfter.UTC().Format(time.RFC3339))
+}
+
+func validAt(leaf *x509.Certificate, now time.Time) bool {
+	return !now.After(leaf.NotAfter) && !leaf.NotBefore.After(now.Add(clockSkew))
 }
 
 func (s *FileSource) read() (Material, error) {
