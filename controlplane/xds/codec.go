@@ -42,7 +42,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 const (
 	responseVersion, responseResources, responseType, responseNonce, responseRemoved = 1, 2, 4, 5, 6
 
-	resourceVersion, resourceBody, resourceName = 1, 2, 3
+	resourceVersion, resourceBody, resourceName, resourceAliases = 1, 2, 3, 4
 
 	anyType, anyValue = 1, 2
 )
@@ -65,6 +65,11 @@ func (r *deltaResponse) buffers() mem.BufferSlice {
 	for _, res := range r.resources {
 		out = append(out, res.framed())
 	}
+	for _, name := range r.nowhere {
+		answer := protowire.AppendTag(nil, responseResources, protowire.BytesType)
+		answer = protowire.AppendBytes(answer, appendString(appendString(nil, resourceName, name), resourceAliases, name))
+		out = append(out, mem.SliceBuffer(answer))
+	}
 	return out
 }
 
@@ -82,7 +87,12 @@ func (r *deltaResponse) ProtoReflect() protoreflect.Message {
 		Resources: make([]*discoveryv3.Resource, 0, len(r.resources)),
 	}
 	for _, res := range r.resources {
-		out.Resources = append(out.Resources, &discoveryv3.Resource{Name: res.Name, Version: res.Version, Resource: res.Body})
+		out.Resources = append(out.Resources, &discoveryv3.Resource{
+			Name: res.Name, Aliases: res.Aliases, Version: res.Version, Resource: res.Body,
+		})
+	}
+	for _, name := range r.nowhere {
+		out.Resources = append(out.Resources, &discoveryv3.Resource{Name: name, Aliases: []string{name}})
 	}
 	return out.ProtoReflect()
 }
@@ -96,12 +106,12 @@ type frame struct {
 }
 
 func newFrame(r *Resource) *frame {
-	b := appendResource(r.Name, r.Version, r.Body.GetTypeUrl(), r.Body.GetValue())
+	b := appendResource(r.Name, r.Version, r.Aliases, r.Body.GetTypeUrl(), r.Body.GetValue())
 	return &frame{name: r.Name, version: r.Version, body: r.Body, bytes: mem.SliceBuffer(b), value: b[len(b)-len(r.Body.GetValue()):]}
 }
 
 // appendResource makes the field of a response, of the size that it has. The value comes last.
-func appendResource(name, version, typeURL string, value []byte) []byte {
+func appendResource(name, version string, aliases []string, typeURL string, value []byte) []byte {
 	body := protowire.SizeTag(anyType) + protowire.SizeBytes(len(typeURL)) + protowire.SizeTag(anyValue) + protowire.SizeBytes(len(value))
 	size := protowire.SizeTag(resourceBody) + protowire.SizeBytes(body)
 	for _, text := range []string{name, version} {
@@ -109,10 +119,16 @@ func appendResource(name, version, typeURL string, value []byte) []byte {
 			size += protowire.SizeTag(resourceName) + protowire.SizeBytes(len(text))
 		}
 	}
+	for _, alias := range aliases {
+		size += protowire.SizeTag(resourceAliases) + protowire.SizeBytes(len(alias))
+	}
 	b := make([]byte, 0, protowire.SizeTag(responseResources)+protowire.SizeBytes(size))
 	b = protowire.AppendVarint(protowire.AppendTag(b, responseResources, protowire.BytesType), uint64(size))
 	b = appendString(b, resourceVersion, version)
 	b = appendString(b, resourceName, name)
+	for _, alias := range aliases {
+		b = appendString(b, resourceAliases, alias)
+	}
 	b = protowire.AppendVarint(protowire.AppendTag(b, resourceBody, protowire.BytesType), uint64(body))
 	b = protowire.AppendString(protowire.AppendTag(b, anyType, protowire.BytesType), typeURL)
 	return protowire.AppendBytes(protowire.AppendTag(b, anyValue, protowire.BytesType), value)

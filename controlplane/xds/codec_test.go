@@ -26,10 +26,16 @@ func TestResponsesOfSharedBytesAreWhatTheMessageWouldBe(t *testing.T) {
 		{typeURL: cds, version: "v", nonce: "1", resources: []*Resource{made, large, {Name: "bare", Body: &anypb.Any{TypeUrl: cds}}}},
 		{typeURL: lds, nonce: "2", removed: []string{"a", "", "b"}},
 		{typeURL: eds},
+		{typeURL: VirtualHostType, resources: []*Resource{{Name: "r/a", Version: "1", Body: made.Body, Aliases: []string{"r/x", "r/y:80"}}}, nowhere: []string{"r/z"}},
 	} {
 		want := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.typeURL, SystemVersionInfo: r.version, Nonce: r.nonce, RemovedResources: r.removed}
 		for _, res := range r.resources {
-			want.Resources = append(want.Resources, &discoveryv3.Resource{Name: res.Name, Version: res.Version, Resource: res.Body})
+			want.Resources = append(want.Resources, &discoveryv3.Resource{
+				Name: res.Name, Aliases: res.Aliases, Version: res.Version, Resource: res.Body,
+			})
+		}
+		for _, name := range r.nowhere {
+			want.Resources = append(want.Resources, &discoveryv3.Resource{Name: name, Aliases: []string{name}})
 		}
 		for name, c := range bothCodecs {
 			data, err := c.Marshal(&deltaResponse{r})

@@ -51,6 +51,7 @@ type connection struct {
 	since     time.Time   // of the oldest change that is noted
 	owed      []*Resource // clusters whose assignments are to be sent as soon as the client asks for any, whatever it says it has
 	apart     apart
+	waiting   map[string]*waiting // virtual hosts that requests wait for, by the name that was asked for
 	nonces    uint64
 	state     State
 	version   string

@@ -209,12 +209,16 @@ func (c *connection) deliver(sub *subscription, resources []*Resource, removed [
 // RouteConfiguration of a response, and the good ones behind it would be lost.
 func separate(typeURL string) bool { return typeURL == RouteType }
 
-// respond books one response and sends it.
+// respond sends one response of resources and removals.
 func (c *connection) respond(sub *subscription, resources []*Resource, removed []string) error {
+	return c.dispatch(sub, &response{resources: resources, removed: removed})
+}
+
+// dispatch books one response and sends it.
+func (c *connection) dispatch(sub *subscription, r *response) error {
 	c.nonces++
-	r := &response{
-		typeURL: sub.typeURL, version: c.version, nonce: strconv.FormatUint(c.nonces, 10), resources: resources, removed: removed,
-	}
+	resources := r.resources
+	r.typeURL, r.version, r.nonce = sub.typeURL, c.version, strconv.FormatUint(c.nonces, 10)
 	c.mu.Lock()
 	if sub.typeURL == RouteType && c.wire.protocol() == deltaProtocol {
 		r.resources = make([]*Resource, len(resources))
@@ -222,6 +226,9 @@ func (c *connection) respond(sub *subscription, resources []*Resource, removed [
 			known, _ := sub.known.get(res.Name)
 			r.resources[i] = c.apart.sending(res, known)
 		}
+	}
+	if sub.typeURL == VirtualHostType && len(c.waiting) > 0 {
+		c.answering(r)
 	}
 	sub.record(r, c.wire.protocol() == sotwProtocol && impliesWildcard(sub.typeURL))
 	c.mu.Unlock()

@@ -158,8 +158,13 @@ type rig struct {
 
 func newRig(t testing.TB, cfg Config) *rig {
 	t.Helper()
-	source, _ := cfg.Source.(*fake)
-	if source == nil {
+	var source *fake
+	switch s := cfg.Source.(type) {
+	case *fake:
+		source = s
+	case *asking:
+		source = &s.fake
+	default:
 		source = &fake{}
 		cfg.Source = source
 	}
@@ -366,7 +371,11 @@ func (c *deltaClient) end() error {
 func show(m *discoveryv3.DeltaDiscoveryResponse) string {
 	words := []string{ShortType(m.GetTypeUrl())}
 	for _, r := range m.GetResources() {
-		words = append(words, "+"+r.GetName()+"="+string(r.GetResource().GetValue()))
+		word := "+" + r.GetName() + "=" + string(r.GetResource().GetValue())
+		if len(r.GetAliases()) > 0 {
+			word += "(" + strings.Join(r.GetAliases(), " ") + ")"
+		}
+		words = append(words, word)
 	}
 	for _, name := range m.GetRemovedResources() {
 		words = append(words, "-"+name)

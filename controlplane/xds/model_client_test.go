@@ -57,13 +57,15 @@ type envoyModel struct {
 	left   map[string]bool // route configurations that it asks for again when all is quiet: it lets go of them slowly
 	asked  bool            // for virtual hosts
 	needed map[string]bool // clusters that it asked for, if it does so as it needs them; it never takes that back
-	strict bool            // routes must lead to clusters that are there
+	// hosts are the virtual hosts that it asked for likewise, by the names that it asked by; true while it has no answer.
+	hosts  map[string]bool
+	strict bool // routes must lead to clusters that are there
 	broken []string
 	story  []string
 }
 
 func newEnvoyModel(rng *rand.Rand, s *Server, node, protocol string, strict bool) *envoyModel {
-	m := &envoyModel{rng: rng, server: s, node: node, needed: map[string]bool{}, has: world{}, claims: world{}, warm: map[string]bool{}, ready: map[string]bool{}, strict: strict,
+	m := &envoyModel{rng: rng, server: s, node: node, needed: map[string]bool{}, hosts: map[string]bool{}, has: world{}, claims: world{}, warm: map[string]bool{}, ready: map[string]bool{}, strict: strict,
 		asks: map[string]map[string]bool{eds: {}, rds: {}}, nonces: map[string]string{}}
 	for _, typeURL := range Order {
 		m.has[typeURL], m.claims[typeURL] = map[string]string{}, map[string]string{}
@@ -94,6 +96,9 @@ func (m *envoyModel) connect(protocol string) {
 		r.subscribe = slices.Sorted(maps.Keys(m.asks[typeURL]))
 		if typeURL == cds && len(m.needed) > 0 {
 			r.subscribe = append([]string{wildcardName}, slices.Sorted(maps.Keys(m.needed))...)
+		}
+		if typeURL == VirtualHostType && len(m.hosts) > 0 {
+			r.subscribe = append([]string{wildcardName}, slices.Sorted(maps.Keys(m.hosts))...)
 		}
 		m.request(r)
 	}
@@ -131,7 +136,12 @@ func showResponse(r *response) string {
 	for _, res := range r.resources {
 		out += " +" + string(res.Body.GetValue())
 	}
-	return out + fmt.Sprint(" -", r.removed)
+	for _, res := range r.resources {
+		if len(res.Aliases) > 0 {
+			out += fmt.Sprintf(" %s for %v", res.Name, res.Aliases)
+		}
+	}
+	return out + fmt.Sprint(" -", r.removed, " nowhere ", r.nowhere)
 }
 
 // step takes in one response, if there is one.
@@ -177,6 +187,7 @@ func (m *envoyModel) take(r *response) {
 		for _, name := range r.removed {
 			delete(m.claims[r.typeURL], name)
 		}
+		m.answered(r)
 	}
 	m.check()
 	answer := &request{typeURL: r.typeURL, nonce: r.nonce}
@@ -253,6 +264,41 @@ func (m *envoyModel) follow() {
 			m.request(&request{typeURL: VirtualHostType})
 		}
 	}
+	m.needHosts()
+}
+
+// answered ends the waits of the names that a response answers.
+func (m *envoyModel) answered(r *response) {
+	names := slices.Concat(r.nowhere, namesOf(r.resources))
+	for _, res := range r.resources {
+		names = append(names, res.Aliases...)
+	}
+	for _, name := range names {
+		if m.hosts[name] {
+			m.hosts[name] = false
+		}
+	}
+	for _, name := range r.nowhere {
+		m.claims[r.typeURL][name] = ""
+	}
+}
+
+// needHosts asks for virtual hosts, as if there was a request for each.
+func (m *envoyModel) needHosts() {
+	if m.node != onDemandNode || !m.asked {
+		return
+	}
+	for _, route := range slices.Sorted(maps.Keys(m.has[rds])) {
+		for _, name := range []string{"a", "B", "b", "C", "d"} {
+			name = route + "/" + name
+			_, asked := m.hosts[name]
+			if asked || !m.ready[route] || m.has[VirtualHostType][name] != "" || m.rng.IntN(6) > 0 {
+				continue
+			}
+			m.hosts[name] = true
+			m.request(&request{typeURL: VirtualHostType, subscribe: []string{name}})
+		}
+	}
 }
 
 // need asks for clusters that routes lead to, as if there was a request for each.
@@ -280,7 +326,11 @@ func (m *envoyModel) seen(w world) world {
 			w = w.without(cds, name)
 		}
 	}
-	return withNowhere(w, slices.Sorted(maps.Keys(m.needed)))
+	hosts := map[string]bool{}
+	for name := range m.hosts {
+		hosts[strings.ToLower(name)] = true
+	}
+	return withNowhere(withHosts(w, hosts), slices.Sorted(maps.Keys(m.needed)))
 }
 
 func (m *envoyModel) ask(typeURL string, names map[string]bool) {
@@ -348,6 +398,11 @@ func (m *envoyModel) state() map[string]string {
 			out["routes "+route] = routes + hostsOf(m.has[VirtualHostType], route)
 			if strings.HasPrefix(routes, "apart") && m.delta() && !m.ready[route] {
 				out["routes "+route] = "waiting for virtual hosts"
+			}
+			for name, waits := range m.hosts {
+				if waits && routeOf(name) == route {
+					out["routes "+route] = "waiting for " + name
+				}
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// explore has clients of each protocol, and one that asks for clusters as it needs them, live through random changes,
+// explore has clients of each protocol, and one that asks for virtual hosts and clusters as it needs them, live through random changes,
 // answers in any order and at any time, and reconnects, and then compares what both have with what they should. Time is simulated.
 func explore(t *testing.T, seed uint64, faults bool) {
 	synctest.Test(t, func(t *testing.T) {

@@ -118,29 +118,45 @@ type modelSource struct{}
 func (modelSource) Connect(_ context.Context, node *corev3.Node, peer Peer) (Proxy, error) {
 	p := modelProxy{apart: peer.Delta}
 	if node.GetId() == onDemandNode {
-		return onDemandProxy{modelProxy: p, held: map[string]bool{}}, nil
+		return onDemandProxy{modelProxy: p, held: map[string]bool{}, hosts: map[string]bool{}}, nil
 	}
 	return p, nil
 }
 
-// onDemandNode is the node of a client that asks for clusters as it needs them.
+// onDemandNode is the node of a client that asks for virtual hosts and clusters as it needs them.
 const onDemandNode = "on demand"
 
 // onDemandProxy serves such a client: what it asked for, or came with. Of a cluster that is not there it is given one that
-// leads nowhere.
+// leads nowhere. A virtual host may be asked for in capitals.
 type onDemandProxy struct {
 	modelProxy
-	held map[string]bool
+	held  map[string]bool // clusters
+	hosts map[string]bool
 }
 
 const nowhere = "nowhere"
 
 func (p onDemandProxy) Resume(typeURL string, names []string) {
 	for _, name := range names {
-		if typeURL == cds {
+		switch typeURL {
+		case cds:
 			p.held[name] = true
+		case VirtualHostType:
+			p.hosts[strings.ToLower(name)] = true
 		}
 	}
+}
+
+func (p onDemandProxy) Ask(state State, names []string) (leads map[string]string, before Touches) {
+	leads = map[string]string{}
+	for _, name := range names {
+		host := strings.ToLower(name)
+		p.hosts[host] = true
+		if state.(world)[VirtualHostType][host] != "" {
+			leads[name] = host
+		}
+	}
+	return leads, nil
 }
 
 func (p onDemandProxy) Affected(state State, change Change) Touches {
@@ -148,10 +164,16 @@ func (p onDemandProxy) Affected(state State, change Change) Touches {
 	clusters := touches[cds]
 	clusters.Names = slices.DeleteFunc(clusters.Names, func(name string) bool { return !p.held[name] })
 	touches[cds] = clusters
+	hosts := touches[VirtualHostType]
+	hosts.Names = slices.DeleteFunc(hosts.Names, func(name string) bool { return !p.hosts[name] })
+	touches[VirtualHostType] = hosts
 	return touches
 }
 
 func (p onDemandProxy) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
+	if typeURL == VirtualHostType {
+		return p.modelProxy.Generate(withHosts(state.(world), p.hosts), typeURL, wildcard, names)
+	}
 	if typeURL != cds {
 		return p.modelProxy.Generate(state, typeURL, wildcard, names)
 	}
@@ -162,6 +184,16 @@ func (p onDemandProxy) Generate(state State, typeURL string, wildcard bool, name
 		names = slices.Sorted(maps.Keys(p.held))
 	}
 	return p.modelProxy.Generate(withNowhere(state.(world), names), cds, false, names)
+}
+
+// withHosts has no other virtual hosts.
+func withHosts(w world, hosts map[string]bool) world {
+	for name := range w[VirtualHostType] {
+		if !hosts[name] {
+			w = w.without(VirtualHostType, name)
+		}
+	}
+	return w
 }
 
 // withNowhere has all clusters of these names.

@@ -50,6 +50,8 @@ type Resource struct {
 	Endpoints string
 	// HostsApart is set on a route configuration whose virtual hosts are resources of their own, and go behind it.
 	HostsApart bool
+	// Aliases are names that the client asked for, and that this resource answers.
+	Aliases []string
 
 	frame *frame // what delta responses carry: made once, like the body
 }
@@ -189,6 +191,14 @@ type Proxy interface {
 	// names. A name without a resource is left out. The order is free; names are unique. Of virtual hosts there is no
 	// whole: with wildcard the names are of route configurations, of which all virtual hosts are meant.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
+}
+
+// Replacer is a Proxy whose client is to have something in place of a resource that goes, but not before it has stopped
+// referring to that.
+type Replacer interface {
+	// Replaces is called when resources would be removed. If there is something in place of any, it is generated from then
+	// on, and from now on.
+	Replaces(typeURL string, names []string) bool
 }
 
 // Resumer is a Proxy that wants to know what its client has when it comes back, before that is compared.

@@ -109,10 +109,14 @@ func (c *connection) hosts() *subscription {
 	return nil
 }
 
-// answerHosts answers a request for virtual hosts. The first one asks for those of all route configurations, whatever it
-// says; what the client names later is answered like any other name.
+// answerHosts answers a request for virtual hosts. The first one asks for those of all route configurations, and of a
+// client that comes back besides for what requests named before.
 func (c *connection) answerHosts(sub *subscription, a ask, fresh bool) error {
-	if !fresh {
+	asks := c.await(a.names.sorted())
+	switch {
+	case !fresh && asks:
+		return c.answerWaiting(sub)
+	case !fresh:
 		return c.answerMore(sub, a)
 	}
 	if err := c.followRoutes(); err != nil {
@@ -147,6 +151,9 @@ func (c *connection) followRoutes() error {
 		}
 	}
 	c.forgive(hosts, routes)
+	if err := c.lookUp(); err != nil { // before what answers the names that wait
+		return err
+	}
 	for _, route := range routes.names.sorted() {
 		if version, _ := routes.known.get(route); !c.apart.routes[route] || c.apart.placed[route] || version == unsure {
 			continue
@@ -155,7 +162,7 @@ func (c *connection) followRoutes() error {
 			return err
 		}
 	}
-	return nil
+	return c.answerWaiting(hosts)
 }
 
 // forgive forgets what the client refused of route configurations that it has no use for any more.
@@ -310,8 +317,12 @@ func (d difference) ofOneRoute() bool {
 
 // hostsAnswered goes on after the client's answer.
 func (c *connection) hostsAnswered(hosts *subscription, answer *sent, refused bool) error {
+	c.answeredNames(answer, refused)
 	if refused {
 		if err := c.retryHosts(hosts, answer); err != nil {
+			return err
+		}
+		if err := c.answerWaiting(hosts); err != nil {
 			return err
 		}
 	}

@@ -46,6 +46,8 @@ type response struct {
 	typeURL, version, nonce string
 	resources               []*Resource
 	removed                 []string
+	// nowhere are names of virtual hosts that the client asked for and that lead nowhere. Delta only.
+	nowhere []string
 }
 
 func (r *response) size() int {
