@@ -24,6 +24,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
@@ -73,10 +74,13 @@ type Config struct {
 	Debounce Debounce
 	// Admission says how new streams of proxies are let in.
 	Admission xds.Admission
-	// AutomaticScope has sidecars hold the clusters that their workloads use, and ask for others when they need them. A
-	// node's metadata PILOTFISH_SCOPE (automatic, or all) decides for one.
+	// AutomaticScope has sidecars hold the virtual hosts and clusters that their workloads use, and ask for others when they
+	// need them. A node's metadata PILOTFISH_SCOPE (automatic, or all) decides for one.
 	AutomaticScope bool
-	Logger         *slog.Logger
+	// OnDemandTimeout bounds how long a request or connection waits for what its sidecar asks for, which is as long as no
+	// control plane answers; default: translate.DefaultOnDemandTimeout.
+	OnDemandTimeout time.Duration
+	Logger          *slog.Logger
 }
 
 // lastGoodFile is in the state directory. Its name has no ending: the state directory may be inside a configuration
@@ -104,6 +108,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Debounce.Max <= 0 {
 		c.Debounce.Max = time.Second
+	}
+	if c.OnDemandTimeout <= 0 {
+		c.OnDemandTimeout = translate.DefaultOnDemandTimeout
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -218,7 +225,10 @@ func (s *Server) composeDiscovery() (err error) {
 	changes.versions.open(filepath.Join(s.cfg.StateDir, filtersFile), s.log)
 	s.learned = openLearned(filepath.Join(s.cfg.StateDir, learnedFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
-		Source: source{s.log, s.registrar, changes, s.learned, s.cfg.AutomaticScope, func() { s.findings.note() }}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
+		Source: source{
+			log: s.log, registrar: s.registrar, journal: changes, learned: s.learned, scoped: s.cfg.AutomaticScope,
+			onDemandTimeout: s.cfg.OnDemandTimeout, told: func() { s.findings.note() },
+		}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
 		Admission: s.cfg.Admission,
 	})
 	if err != nil {

@@ -94,6 +94,8 @@ type bookshop struct {
 	cfg     controlplane.Config
 	plane   *plane
 	envoy   *envoytest.Envoy
+	// envoyVersion is that of the Envoys that are started later on.
+	envoyVersion string
 }
 
 func openBookshop(t *testing.T, network, envoyVersion string) *bookshop {

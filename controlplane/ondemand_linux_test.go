@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
@@ -39,6 +40,11 @@ spec:
 // openScoped is a bookshop whose caller holds what it uses, and has a database on 127.x.y.2:5432.
 func openScoped(t *testing.T, network string) *bookshop {
 	t.Helper()
+	return openScopedWith(t, network, testenv.EnvoyVersion, 0)
+}
+
+func openScopedWith(t *testing.T, network, envoyVersion string, timeout time.Duration) *bookshop {
+	t.Helper()
 	b := &bookshop{t: t, network: network, dir: t.TempDir()}
 	workloads := []string{}
 	for i, w := range []string{"reviews-v1", "reviews-v2", "ratings-v1"} {
@@ -51,15 +57,17 @@ func openScoped(t *testing.T, network string) *bookshop {
 	greet(t, network+".20:5432")
 	b.route("v1")
 	b.cfg = controlplane.Config{ConfigDirs: []string{b.dir}, StateDir: filepath.Join(t.TempDir(), "state"), Address: network + ".1", AutomaticScope: true}
+	b.cfg.OnDemandTimeout, b.envoyVersion = timeout, envoyVersion
 	b.plane = start(t, b.cfg)
 	b.startEnvoy()
 	return b
 }
 
 func (b *bookshop) startEnvoy() {
+	b.t.Helper()
 	at := b.plane.PlainAddr()
 	with := strings.Replace(bootstrap, "INTERCEPTION_MODE: NONE", fmt.Sprintf(`INTERCEPTION_MODE: NONE, UPSTREAM_LISTENERS: "db.default.svc.cluster.local:5432=%s.2:5432"`, b.network), 1)
-	b.envoy = envoytest.Start(b.t, testenv.Envoy(b.t), b.t.TempDir(), fmt.Sprintf(with, b.network+".2", b.network+".3", at.Addr(), at.Port()))
+	b.envoy = envoytest.Start(b.t, testenv.EnvoyOf(b.t, b.envoyVersion), b.t.TempDir(), fmt.Sprintf(with, b.network+".2", b.network+".3", at.Addr(), at.Port()))
 	testenv.Eventually(b.t, "Envoy listens", func() error {
 		listeners, err := b.envoy.Get("/listeners")
 		if err == nil && !strings.Contains(listeners, ":5432") {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc/codes"
@@ -21,8 +22,10 @@ type source struct {
 	registrar *registration.Registrar
 	journal   *journal
 	learned   *learned
-	scoped    bool   // by default
-	told      func() // there is something to say of documents
+	scoped    bool // by default
+	// onDemandTimeout bounds how long requests wait for what is asked for as they need it.
+	onDemandTimeout time.Duration
+	told            func() // there is something to say of documents
 }
 
 // Connect accepts a proxy whose node is understood and fits the identity that it proved.
@@ -36,7 +39,8 @@ func (s source) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (
 	}
 	p.HostsApart = peer.Delta && p.TakesHostsApart()
 	connected := proxy{Proxy: p, journal: s.journal}
-	p.OnDemand = (s.scoped && p.Scope != "all" || p.Scope == "automatic") && p.AsksForClusters()
+	p.OnDemand = (s.scoped && p.Scope != "all" || p.Scope == "automatic") && p.TakesOnDemand()
+	p.OnDemandTimeout = s.onDemandTimeout
 	if p.AutoRegisterGroup != "" {
 		if connected.registered, err = s.register(p); err != nil {
 			return nil, s.refuse(codes.FailedPrecondition, peer, err)
@@ -79,7 +83,7 @@ type proxy struct {
 	*translate.Proxy
 	journal    *journal
 	registered *registration.Registration // nil unless it is of a WorkloadGroup
-	onDemand   *onDemand                  // nil unless it asks for clusters as it needs them
+	onDemand   *onDemand                  // nil unless it asks for virtual hosts and clusters as it needs them
 	trials     *trials                    // nil unless it is an Envoy
 }
 
@@ -113,9 +117,23 @@ func (p proxy) Affected(state xds.State, change xds.Change) xds.Touches {
 
 // Resume takes up what a client that comes back has.
 func (p proxy) Resume(typeURL string, names []string) {
-	if p.onDemand != nil && typeURL == xds.ClusterType {
-		p.onDemand.resume(names)
+	if p.onDemand != nil {
+		p.onDemand.resume(typeURL, names)
 	}
+}
+
+// Replaces has a proxy that asks for clusters keep something in the places of those that go.
+func (p proxy) Replaces(typeURL string, names []string) bool {
+	return p.onDemand != nil && typeURL == xds.ClusterType && p.onDemand.replaces(names)
+}
+
+// Ask is for virtual hosts that requests of the client's workload need.
+func (p proxy) Ask(state xds.State, names []string) (leads map[string]string, before xds.Touches) {
+	s, ok := state.(*snapshot.Snapshot)
+	if p.onDemand == nil || !ok { // nobody told it to ask
+		return nil, nil
+	}
+	return p.onDemand.ask(s, names)
 }
 
 // Generate gives the resources of one type. Clusters and listeners are sent to everyone whole; the others by name only.
@@ -146,7 +164,12 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 	case xds.RouteType:
 		return translate.Routes(s, p.Proxy, names)
 	case xds.VirtualHostType:
-		if wildcard {
+		switch {
+		case p.onDemand != nil && wildcard:
+			return p.onDemand.hosts(s, names)
+		case p.onDemand != nil:
+			return p.onDemand.namedHosts(s, names)
+		case wildcard:
 			return translate.VirtualHosts(s, p.Proxy, names)
 		}
 		return translate.NamedVirtualHosts(s, p.Proxy, names)

@@ -53,6 +53,10 @@ func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 	if h.traffic.side == edgeSide {
 		v.behind(m)
 	}
+	if v.p.OnDemand && h.traffic.side == outboundSide && v.p.capture().hostPlan(v, h.rds) != nil {
+		// All that bounds the wait for a virtual host. The routes that these have say that it is not for them.
+		m.StreamIdleTimeout = duration(v.p.OnDemandTimeout)
+	}
 	v.trace(m, h.traffic)
 	normalizePath(m, mesh.GetPathNormalization().GetNormalization())
 	return networkFilter("envoy.filters.network.http_connection_manager", m)
@@ -113,7 +117,7 @@ func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	}
 	out = append(out, v.pluginFilters(t, extensions.PluginPhase_UNSPECIFIED_PHASE)...)
 	if v.p.OnDemand && t.side == outboundSide {
-		out = append(out, onDemandFilter())
+		out = append(out, v.onDemandFilter())
 	}
 	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 }

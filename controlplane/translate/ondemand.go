@@ -16,13 +16,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// onDemandTimeout bounds the wait for a cluster that is asked for as it is needed. It is only reached while there is no
-// control plane, or while another cluster's names are being resolved: until then Envoy asks for nothing.
-const onDemandTimeout = 10 * time.Second
+// DefaultOnDemandTimeout bounds the wait for what is asked for as it is needed. It is only reached while there is no control
+// plane, or, for a cluster, while another one's names are being resolved: until then Envoy asks for no cluster.
+const DefaultOnDemandTimeout = 10 * time.Second
 
-// AsksForClusters says whether the proxy asks for clusters of services as it needs them, if it is told to: sidecars whose
-// Envoy is known to, over the protocol that can.
-func (p *Proxy) AsksForClusters() bool {
+// TakesOnDemand says whether the proxy asks for virtual hosts and clusters of services as it needs them, if it is told to:
+// sidecars whose Envoy is known to, over the protocol that can. Older ones (1.38.3) answer a request that has a body and waited
+// for its virtual host with 404, and ask without end for one that has no route for a request.
+func (p *Proxy) TakesOnDemand() bool {
 	return p.Type == Sidecar && !p.Proxyless && p.HostsApart && p.atLeast(1, 40)
 }
 
@@ -126,13 +127,24 @@ func (v view) needAll(needed map[string]bool, d *networking.Destination, namespa
 	}
 }
 
-// onDemandFilter has requests wait for a cluster that the proxy does not hold yet.
-func onDemandFilter() *hcmv3.HttpFilter {
+// ClustersOf are the clusters of services that virtual hosts lead to.
+func ClustersOf(hosts []*xds.Resource) []string {
+	named := map[string]bool{}
+	for _, h := range hosts {
+		for _, name := range clusterNames.FindAllString(string(h.Body.GetValue()), -1) {
+			named[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(named))
+}
+
+// onDemandFilter has requests wait for a virtual host, and then for a cluster, that the proxy does not hold yet.
+func (v view) onDemandFilter() *hcmv3.HttpFilter {
 	return httpFilter("envoy.filters.http.on_demand", &ondemandv3.OnDemand{
-		Odcds: &ondemandv3.OnDemandCds{Source: ads(), Timeout: duration(onDemandTimeout)},
+		Odcds: &ondemandv3.OnDemandCds{Source: ads(), Timeout: duration(v.p.OnDemandTimeout)},
 	})
 }
 
-func tcpOnDemand() *tcpv3.TcpProxy_OnDemand {
-	return &tcpv3.TcpProxy_OnDemand{OdcdsConfig: ads(), Timeout: duration(onDemandTimeout)}
+func (v view) tcpOnDemand() *tcpv3.TcpProxy_OnDemand {
+	return &tcpv3.TcpProxy_OnDemand{OdcdsConfig: ads(), Timeout: duration(v.p.OnDemandTimeout)}
 }

@@ -167,6 +167,9 @@ func (v view) domainsApart(route string) domains {
 	for _, h := range plan.hosts {
 		out.take(h.domains...)
 	}
+	if v.p.OnDemand {
+		out.take("*")
+	}
 	return out
 }
 

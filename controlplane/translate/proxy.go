@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -77,10 +78,12 @@ type Proxy struct {
 	Certificates bool
 	// Workload is what the proxy's workload is called, as a Deployment is: without what tells its copies apart.
 	Workload string
-	// OnDemand: it asks for clusters of services as it needs them, and holds no others. Scope is what its node says of
-	// that: automatic, all, or nothing.
+	// OnDemand: it asks for virtual hosts and clusters of services as it needs them, and holds no others. Scope is what its
+	// node says of that: automatic, all, or nothing.
 	OnDemand bool
 	Scope    string
+	// OnDemandTimeout bounds its wait for what it asks for. It is reached only while nobody answers.
+	OnDemandTimeout time.Duration
 	// EnvoyVersion is what the node says of its Envoy: major, minor, patch; zero when it does not say.
 	EnvoyVersion [3]uint32
 	// HostsApart: it gets virtual hosts by themselves, and not within their route configurations.

@@ -51,7 +51,7 @@ func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Fi
 		v.ruleConnections(t, to)
 	}
 	if v.p.OnDemand && at.side == outboundSide {
-		t.OnDemand = tcpOnDemand()
+		t.OnDemand = v.tcpOnDemand()
 	}
 	if len(to) == 1 {
 		t.ClusterSpecifier = &tcpv3.TcpProxy_Cluster{Cluster: to[0].cluster}

@@ -105,15 +105,23 @@ type allHostsKey struct {
 	labels    string
 	patches   string
 	captured  bool
+	onDemand  bool
 }
 
 // allHostsApart makes the list of all once for all proxies that it is the same for.
 func (v view) allHostsApart(route string, plan *hostPlan) ([]*xds.Resource, error) {
 	key := allHostsKey{
 		plan: plan, route: route, mesh: v.s.Mesh, namespace: v.p.Namespace, labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
-		captured: v.p.captured(),
+		captured: v.p.captured(), onDemand: v.p.OnDemand,
 	}
-	return v.scopeLists().get(key, func() ([]*xds.Resource, error) { return v.plannedHostsApart(route, plan.hosts) })
+	return v.scopeLists().get(key, func() ([]*xds.Resource, error) {
+		hosts, err := v.plannedHostsApart(route, plan.hosts)
+		if err != nil || !v.p.OnDemand {
+			return hosts, err
+		}
+		others, err := v.othersApart(route)
+		return append(hosts, others...), err
+	})
 }
 
 func (v view) plannedHostsApart(route string, hosts []planned) ([]*xds.Resource, error) {
@@ -173,6 +181,7 @@ type plainHostKey struct {
 	mesh     *meshconfig.MeshConfig
 	patches  string
 	captured bool
+	onDemand bool
 }
 
 // ruledHostKey is all that a virtual host with rules depends on. Of the scope that is what the rules lead to, or all.
@@ -193,12 +202,14 @@ type ruledHostKey struct {
 	// patches are those of EnvoyFilters.
 	patches  string
 	captured bool
+	onDemand bool
 }
 
 func (v view) ruledHostKey(route string, h planned) ruledHostKey {
 	key := ruledHostKey{
 		rule: h.rule, svc: h.svc, own: v.scope.DestinationRule(h.svc), port: h.port, domains: strings.Join(h.domains, " "), mesh: v.s.Mesh,
 		route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route), captured: v.p.captured(),
+		onDemand: v.p.OnDemand,
 	}
 	if h.rule.AsksNamespace() {
 		key.namespace = v.p.Namespace
@@ -217,6 +228,7 @@ func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
 	var key any = plainHostKey{
 		route: route, svc: h.svc, port: h.port, domains: strings.Join(h.domains, " "),
 		rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route), captured: v.p.captured(),
+		onDemand: v.p.OnDemand,
 	}
 	if h.svc == nil || h.rule != nil && len(h.rule.Spec.GetHttp()) > 0 {
 		ruled := v.ruledHostKey(route, h)
@@ -238,8 +250,13 @@ func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
 	})
 }
 
-// routesOf completes a route configuration: by its virtual hosts, or by saying that they go by themselves.
+// routesOf completes a route configuration: by its virtual hosts, or by saying that they go by themselves. An Envoy that
+// asks for them asks for none where there is one for all.
 func (v view) routesOf(routes *routev3.RouteConfiguration, plan func() *hostPlan) *routev3.RouteConfiguration {
+	if v.p.OnDemand {
+		routes.Vhds = vhds()
+		return routes
+	}
 	if v.p.HostsApart {
 		routes.Vhds, routes.VirtualHosts = vhds(), []*routev3.VirtualHost{v.otherHosts()}
 		return routes

@@ -5,6 +5,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 
@@ -19,6 +20,8 @@ type routesKey struct {
 	name   string
 	labels string // those that rules ask for, with their values
 	apart  bool   // without the virtual hosts
+	// onDemand: of a proxy that asks for virtual hosts.
+	onDemand bool
 	// captured decides what becomes of hosts that are looked up by name.
 	captured bool
 	// patches are those of EnvoyFilters.
@@ -27,7 +30,7 @@ type routesKey struct {
 
 // cachedRoutes makes a route configuration once for all proxies that it is the same for.
 func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
-	key := routesKey{name: name, labels: v.askedLabels(), apart: v.p.HostsApart, captured: v.p.captured(), patches: v.patchesOfRoutes(name)}
+	key := routesKey{name: name, labels: v.askedLabels(), apart: v.p.HostsApart, onDemand: v.p.OnDemand, captured: v.p.captured(), patches: v.patchesOfRoutes(name)}
 	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
 		routes := build()
 		r, err := xds.NewResource(name, v.patchRoutes(name, acceptable(routes), v.domainsApart(name)))
@@ -81,10 +84,13 @@ func (h planned) name() string { return h.host + ":" + strconv.FormatUint(uint64
 type hostPlan struct {
 	hosts  []planned
 	byName map[string]int
+	// domains are those of all hosts, and which host has them; told apart when the first proxy asks by them.
+	domains func() domainIndex
 }
 
 func newHostPlan(hosts []planned) *hostPlan {
 	plan := &hostPlan{hosts: hosts, byName: make(map[string]int, len(hosts))}
+	plan.domains = sync.OnceValue(func() domainIndex { return indexDomains(hosts) })
 	for i, h := range hosts {
 		plan.byName[h.name()] = i
 	}
@@ -103,13 +109,13 @@ func (v view) plan(route string, tell func() []planned) *hostPlan {
 func (v view) virtualHost(h planned) *routev3.VirtualHost {
 	r := v.routing(snapshot.MeshGateway, h.port)
 	if h.svc != nil {
-		return virtualHost(h.host, h.port, h.domains, r.serviceRoutes(h.svc))
+		return v.unhurried(virtualHost(h.host, h.port, h.domains, r.serviceRoutes(h.svc)))
 	}
 	routes := r.routes(h.rule)
 	if len(routes) == 0 {
 		return nil
 	}
-	return virtualHost(h.host, h.port, h.domains, routes)
+	return v.unhurried(virtualHost(h.host, h.port, h.domains, routes))
 }
 
 // wholeHosts makes all of a plan, and the one for unknown hosts.
@@ -219,14 +225,20 @@ func (v view) ruleHosts(take func(host string) []string, port uint32) []planned 
 	return out
 }
 
+// The names of the virtual host for them, which EnvoyFilters may name.
+const (
+	allowAny = "allow_any"
+	blockAll = "block_all"
+)
+
 // otherHosts is what becomes of requests to hosts that the mesh does not know.
 func (v view) otherHosts() *routev3.VirtualHost {
-	route := &routev3.Route{Name: "block_all", Match: everyPath(), Action: unknownHost()}
+	route := &routev3.Route{Name: blockAll, Match: everyPath(), Action: unknownHost()}
 	if v.scope.AllowAny {
-		route = &routev3.Route{Name: "allow_any", Match: everyPath(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+		route = &routev3.Route{Name: allowAny, Match: everyPath(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: v.unknownCluster()},
 			Timeout:          duration(0),
 		}}}
 	}
-	return &routev3.VirtualHost{Name: route.Name, Domains: []string{"*"}, Routes: []*routev3.Route{route}}
+	return v.unhurried(&routev3.VirtualHost{Name: route.Name, Domains: []string{"*"}, Routes: []*routev3.Route{route}})
 }

@@ -267,5 +267,23 @@ func (c *connection) remove(sub *subscription) error {
 	if c.wire.protocol() == sotwProtocol {
 		return c.removeSotw(sub)
 	}
-	return c.deliver(sub, nil, mapKeys(sub.removing), false)
+	names := mapKeys(sub.removing)
+	instead, err := c.inPlaceOf(sub, names)
+	if err != nil {
+		return nil
+	}
+	there := map[string]bool{}
+	for _, r := range instead {
+		there[r.Name] = true
+	}
+	return c.deliver(sub, instead, slices.DeleteFunc(names, func(name string) bool { return there[name] }), false)
+}
+
+// inPlaceOf makes what the client is given in place of resources that go.
+func (c *connection) inPlaceOf(sub *subscription, names []string) ([]*Resource, error) {
+	replacer, ok := c.proxy.(Replacer)
+	if !ok || !replacer.Replaces(sub.typeURL, names) {
+		return nil, nil
+	}
+	return c.generate(sub, false, names)
 }

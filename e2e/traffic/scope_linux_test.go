@@ -2,11 +2,13 @@ package traffic
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +22,9 @@ func TestFirstRequestOfACapturedWorkloadWaitsForItsClusterAndIsAnswered(t *testi
 	w := start(t, testenv.EnvoyVersion, "ISTIO_META_PILOTFISH_SCOPE=automatic")
 	if held := w.holds("client"); len(held) > 0 {
 		t.Errorf("before any request the client's sidecar holds %v", held)
+	}
+	if hosts := w.hosts("client"); len(hosts) > 0 {
+		t.Errorf("before any request the client's sidecar has the virtual hosts %v", hosts)
 	}
 	var first sync.WaitGroup
 	fresh := w.client("client", false)
@@ -43,6 +48,9 @@ func TestFirstRequestOfACapturedWorkloadWaitsForItsClusterAndIsAnswered(t *testi
 			t.Errorf("then it does not hold %s: %v", want, held)
 		}
 	}
+	if hosts := w.hosts("client"); !slices.Equal(hosts, []string{"s0.ns0.svc.cluster.local", "s1.ns1.svc.cluster.local"}) {
+		t.Errorf("it has the virtual hosts %v", hosts)
+	}
 	for _, name := range held {
 		if !strings.HasSuffix(name, "|s0.ns0.svc.cluster.local") && !strings.HasSuffix(name, "|s1.ns1.svc.cluster.local") {
 			t.Errorf("it holds %s, which nobody asked for", name)
@@ -53,13 +61,53 @@ func TestFirstRequestOfACapturedWorkloadWaitsForItsClusterAndIsAnswered(t *testi
 // holds says which of the services' clusters an instance's Envoy has.
 func (w *world) holds(instance string) []string {
 	w.t.Helper()
+	text := w.admin(instance, "/clusters")
+	var names []string
+	for line := range strings.Lines(text) {
+		if name, _, _ := strings.Cut(line, "::"); strings.HasPrefix(name, "outbound|") && strings.Contains(line, "::added_via_api::") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// hosts are the virtual hosts that an instance's Envoy has of the routes that its requests go by, of each the first domain.
+func (w *world) hosts(instance string) []string {
+	w.t.Helper()
+	var dump struct {
+		Configs []struct {
+			RouteConfig struct {
+				Name         string
+				VirtualHosts []struct{ Domains []string } `json:"virtual_hosts"`
+			} `json:"route_config"`
+		}
+	}
+	if err := json.Unmarshal([]byte(w.admin(instance, "/config_dump?resource=dynamic_route_configs")), &dump); err != nil {
+		w.t.Fatal(err)
+	}
+	var names []string
+	for _, c := range dump.Configs {
+		if c.RouteConfig.Name != strconv.Itoa(portHTTP) && c.RouteConfig.Name != "80" {
+			continue
+		}
+		for _, host := range c.RouteConfig.VirtualHosts {
+			names = append(names, host.Domains[0])
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// admin asks an instance's Envoy.
+func (w *world) admin(instance, path string) string {
+	w.t.Helper()
 	client := http.Client{Timeout: callTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return w.Dial(ctx, instance, network, "127.0.0.1:15000")
 		},
 	}}
-	response, err := client.Get("http://admin/clusters")
+	response, err := client.Get("http://admin" + path)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -68,11 +116,14 @@ func (w *world) holds(instance string) []string {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	var names []string
-	for line := range strings.Lines(string(text)) {
-		if name, _, _ := strings.Cut(line, "::"); strings.HasPrefix(name, "outbound|") && strings.Contains(line, "::added_via_api::") {
-			names = append(names, name)
-		}
-	}
-	return names
+	return string(text)
+}
+
+// What a sidecar holds changes with the documents like all else: virtual hosts and clusters that are there because they were
+// used come, go and come back, and no request fails.
+func TestNoRequestOfASidecarThatHoldsWhatItUsesFailsWhateverIsChanged(t *testing.T) {
+	w := start(t, testenv.EnvoyVersion, "ISTIO_META_PILOTFISH_SCOPE=automatic")
+	f := w.flow()
+	w.edit(f, func(int) {})
+	f.done()
 }
