@@ -19,32 +19,43 @@ const (
 	protocolOfNone = 0
 )
 
-// marked says whether the namespace has anything of the kinds, of whichever family, that carries our protocol number. In
-// most namespaces there is none, and nothing more to look at.
-func (k *session) marked(kinds ...uint16) (bool, error) {
+// ours lists what the namespace has of the kinds, of whichever family, that carries our protocol number. In most namespaces
+// there is none, and nothing more to look at.
+func (k *session) ours(kinds ...uint16) (out []listed, err error) {
 	for _, kind := range kinds {
-		all, err := again(func() ([]kernel.Reply, error) {
-			return k.Ask(kind, unix.NLM_F_DUMP, make([]byte, headerSize))
-		})
-		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-			continue // a kernel without policy routing
-		}
+		all, err := k.list(kind)
 		if err != nil {
-			return false, fmt.Errorf("read policy rules and routes: %w", err)
+			return nil, err
 		}
-		for _, r := range all {
-			if protocolOf(kind, r.Data) == Protocol {
-				return true, nil
+		for _, o := range all {
+			if protocolOf(kind, o.data) == Protocol {
+				out = append(out, o)
 			}
 		}
 	}
-	return false, nil
+	return out, nil
+}
+
+// list lists what the namespace has of the kind; nothing where the kernel has no policy routing.
+func (k *session) list(kind uint16) (out []listed, err error) {
+	all, err := again(func() ([]kernel.Reply, error) {
+		return k.Ask(kind, unix.NLM_F_DUMP, make([]byte, headerSize))
+	})
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read policy rules and routes: %w", err)
+	}
+	for _, r := range all {
+		if len(r.Data) >= headerSize {
+			out = append(out, listed{kind, r.Data})
+		}
+	}
+	return out, nil
 }
 
 func protocolOf(kind uint16, data []byte) byte {
-	if len(data) < headerSize {
-		return protocolOfNone
-	}
 	if kind == unix.RTM_GETROUTE {
 		return data[routeProtocol]
 	}

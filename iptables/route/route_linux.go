@@ -122,12 +122,14 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 	}
 	defer k.close()
 	var changes []change
-	for _, f := range steered(want, of) {
-		more, err := k.missing(want, f)
+	if steer := steered(want, of); len(steer) > 0 {
+		rules, err := k.list(unix.RTM_GETRULE)
 		if err != nil {
 			return nil, err
 		}
-		changes = append(changes, more...)
+		for _, f := range steer {
+			changes = append(changes, k.missing(want, f, rules)...)
+		}
 	}
 	return r.run(append(changes, k.missingAddresses(want.LoopbackAddresses, of)...))
 }
@@ -147,10 +149,10 @@ func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, erro
 	}
 	var changes []change
 	var all []family
-	switch some, err := k.marked(unix.RTM_GETRULE, unix.RTM_GETROUTE); {
+	switch ours, err := k.ours(unix.RTM_GETRULE, unix.RTM_GETROUTE); {
 	case err != nil:
 		return nil, err
-	case some:
+	case !asWanted(ours, want, of):
 		all = families(iptables.BothFamilies)
 	}
 	for _, f := range all {
@@ -250,28 +252,6 @@ func explainRoute(err error, table int) error {
 	return err
 }
 
-// missing gives the changes that add the rule and the route of a family.
-func (k *session) missing(want *iptables.Routing, f family) ([]change, error) {
-	rules, err := k.rules(f)
-	if err != nil {
-		return nil, err
-	}
-	routes, err := k.routes(want.Table, f)
-	if err != nil {
-		return nil, err
-	}
-	var out []change
-	if !hasRoute(routes) {
-		_, c := k.routeChange(k.localRoute(want.Table, f), f.name)
-		out = append(out, c)
-	}
-	if !hasRule(rules, want) {
-		_, c := k.ruleChange(policyRule(want, f), f.name)
-		out = append(out, c)
-	}
-	return out, nil
-}
-
 // surplus gives the changes that take away rules and routes of ours, but for those that are wanted.
 func (k *session) surplus(want *iptables.Routing, f family, keep bool) ([]change, error) {
 	rules, err := k.rules(f)
@@ -299,15 +279,6 @@ func (k *session) surplus(want *iptables.Routing, f family, keep bool) ([]change
 		}
 	}
 	return out, err
-}
-
-func hasRule(rules []netlink.Rule, want *iptables.Routing) bool {
-	for _, r := range rules {
-		if matches(r, want) {
-			return true
-		}
-	}
-	return false
 }
 
 func matches(r netlink.Rule, want *iptables.Routing) bool {
@@ -397,12 +368,12 @@ func (r *Routes) Read(of iptables.Families) (*iptables.Routing, []string, error)
 	defer k.close()
 	var found []*iptables.Routing
 	var words []string
-	some, err := k.marked(unix.RTM_GETRULE)
+	ours, err := k.ours(unix.RTM_GETRULE)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, f := range families(of) {
-		if !some {
+		if len(ours) == 0 {
 			found = append(found, nil)
 			continue
 		}
@@ -412,7 +383,7 @@ func (r *Routes) Read(of iptables.Families) (*iptables.Routing, []string, error)
 		}
 		found, words = append(found, routing), append(words, strange...)
 	}
-	ours, _, err := k.ourAddresses()
+	addresses, _, err := k.ourAddresses()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -420,11 +391,11 @@ func (r *Routes) Read(of iptables.Families) (*iptables.Routing, []string, error)
 		words = append(words, "the families' policy rules and routes are not alike")
 	}
 	routing := common(found)
-	if routing == nil && len(ours) > 0 {
+	if routing == nil && len(addresses) > 0 {
 		routing = &iptables.Routing{}
 	}
 	if routing != nil {
-		routing.LoopbackAddresses = ours
+		routing.LoopbackAddresses = addresses
 	}
 	return routing, words, nil
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
@@ -64,11 +66,15 @@ func TestAddingTwiceAddsOnceAndUndoingLeavesNothing(t *testing.T) {
 
 func TestWhatWasThereBeforeIsUsedAndStays(t *testing.T) {
 	ns := testns.New(t)
-	run1(t, ns, `ip rule add fwmark 1337 lookup 133 priority 1337; ip route add local default dev lo table 133; ip -6 addr add ::6/128 dev lo nodad`)
+	run1(t, ns, `ip rule add fwmark 1337 lookup 133 priority 1337; ip route add local default dev lo table 133; ip -6 addr add ::6/128 dev lo nodad;
+		ip -6 rule add fwmark 1337 lookup 133 priority 1337; ip -6 route add local default dev lo table 133`)
 	before := show(t, ns)
 	r := New(Config{NetNS: int(ns.Handle)})
 	if _, err := r.Add(wanted, iptables.IPv4|iptables.IPv6); err != nil {
 		t.Fatal(err)
+	}
+	if during := show(t, ns); during != before {
+		t.Errorf("added beside what was there:\n%s", during)
 	}
 	if _, err := r.Prune(nil, 0); err != nil {
 		t.Fatal(err)
@@ -150,5 +156,69 @@ func TestWhoTakesMarkedPacketsElsewhereIsToldOf(t *testing.T) {
 				t.Errorf("%v %v", strange, err)
 			}
 		})
+	}
+}
+
+// What is as it should be is known of one list of rules and one of routes; of anything else, more is asked.
+func TestWhatIsAsItShouldBeIsSeenAtALook(t *testing.T) {
+	ns := testns.New(t)
+	r := New(Config{NetNS: int(ns.Handle)})
+	is := func(want *iptables.Routing, of iptables.Families) bool {
+		t.Helper()
+		k, err := r.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer k.close()
+		ours, err := k.ours(unix.RTM_GETRULE, unix.RTM_GETROUTE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return asWanted(ours, want, of)
+	}
+	if !is(&iptables.Routing{}, 0) {
+		t.Error("nothing is ours, and more is asked")
+	}
+	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
+		t.Fatal(err)
+	}
+	if !is(wanted, iptables.BothFamilies) {
+		t.Error("all is as it should be, and more is asked")
+	}
+	for what, other := range map[string]iptables.Routing{
+		"nothing": {}, "another mark": {Mark: 1338, Table: 133, Priority: 1337}, "another table": {Mark: 1337, Table: 134, Priority: 1337},
+		"another priority": {Mark: 1337, Table: 133, Priority: 1336},
+	} {
+		if is(&other, iptables.BothFamilies) {
+			t.Errorf("%s would be right too", what)
+		}
+	}
+	if is(wanted, iptables.IPv4) {
+		t.Error("what there is of IPv6 is not seen")
+	}
+	for _, more := range []string{"rule add priority 1337 fwmark 1337 lookup 133 iif lo proto 80",
+		"rule add priority 1337 fwmark 1337/1337 lookup 133 proto 80", "route add 10.9.0.0/16 dev lo table 133 proto 80",
+		"route add local default dev lo table 140 proto 80", "route add blackhole default metric 7 table 133 proto 80"} {
+		run1(t, ns, "ip "+more)
+		if is(wanted, iptables.BothFamilies) {
+			t.Errorf("%s: is not seen", more)
+		}
+		run1(t, ns, "ip "+strings.Replace(more, " add ", " del ", 1))
+	}
+	if !is(wanted, iptables.BothFamilies) {
+		t.Error("afterwards more is asked")
+	}
+}
+
+// To the kernel a rule for all marks but one is the same as that for the one.
+func TestARuleForAllOtherMarksIsNotTakenForOurs(t *testing.T) {
+	ns := testns.New(t)
+	run1(t, ns, `ip rule add not from all fwmark 1337 lookup 133 priority 1337 proto 80`)
+	before := show(t, ns)
+	if _, err := New(Config{NetNS: int(ns.Handle)}).Add(wanted, iptables.IPv4); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("error: %v", err)
+	}
+	if after := show(t, ns); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 }

@@ -1,0 +1,165 @@
+package route
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// missing gives the changes that add the route and the rule of a family if they are not there. Of a route the kernel is
+// asked by adding it; of rules it would take a second one beside somebody else's.
+func (k *session) missing(want *iptables.Routing, f family, rules []listed) []change {
+	what, route := k.routeChange(k.localRoute(want.Table, f), f.name)
+	out := []change{k.unlessThere(what, route.undo, func(k *session) error { return k.addRoute(want.Table, f) },
+		func(k *session) error { return k.hasRoute(want.Table, f) })}
+	if slices.ContainsFunc(rules, func(o listed) bool { return int(o.data[0]) == f.number && isRule(o.data, want) }) {
+		return out
+	}
+	what, rule := k.ruleChange(policyRule(want, f), f.name)
+	return append(out, k.unlessThere(what, rule.undo, func(k *session) error { return k.addRule(want, f) },
+		func(*session) error { return unix.EEXIST })) // as one of the same number for all other marks is, to the kernel
+}
+
+// unlessThere is a change by adding, whose reverse does nothing if nothing was added. same says whether what is there
+// instead will do: nil, or why not.
+func (k *session) unlessThere(what string, undo func() error, add, same func(*session) error) change {
+	added := false
+	return change{"add " + what,
+		func() error {
+			return k.on(func(k *session) error {
+				err := add(k)
+				added = err == nil
+				if errors.Is(err, unix.EEXIST) {
+					return same(k)
+				}
+				return err
+			})
+		},
+		func() error {
+			if !added {
+				return nil
+			}
+			return undo()
+		}}
+}
+
+// Attributes of a policy rule (linux/fib_rules.h).
+const (
+	rulePriority = 6
+	ruleMark     = 10
+	ruleSuppress = 14 // of routes with prefixes so short; none by default
+	ruleTable    = 15
+	ruleMask     = 16
+)
+
+// What a rule does (linux/fib_rules.h).
+const toTable = 1
+
+func (k *session) addRule(want *iptables.Routing, f family) error {
+	header := make([]byte, headerSize)
+	header[0], header[7] = byte(f.number), toTable
+	_, err := k.Ask(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, header,
+		number(rulePriority, uint32(want.Priority)), number(ruleMark, want.Mark), number(ruleTable, uint32(want.Table)),
+		nl.NewRtAttr(ruleProtocol, []byte{Protocol}).Serialize())
+	return err
+}
+
+func (k *session) addRoute(table int, f family) error {
+	header := make([]byte, headerSize)
+	header[0], header[routeProtocol], header[6], header[7] = byte(f.number), Protocol, unix.RT_SCOPE_HOST, unix.RTN_LOCAL
+	_, err := k.Ask(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, header,
+		number(unix.RTA_TABLE, uint32(table)), number(unix.RTA_OIF, loopback))
+	if errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return explainRoute(err, table)
+}
+
+// hasRoute is nil if the route that the table has is the one that is wanted.
+func (k *session) hasRoute(table int, f family) error {
+	routes, err := k.routes(table, f)
+	if err == nil && !hasRoute(routes) {
+		err = explainRoute(unix.EEXIST, table)
+	}
+	return err
+}
+
+func number(kind int, value uint32) []byte {
+	return nl.NewRtAttr(kind, binary.NativeEndian.AppendUint32(nil, value)).Serialize()
+}
+
+// asWanted tells that what is ours is wanted, all of it. Of what it does not know it says no.
+func asWanted(ours []listed, want *iptables.Routing, of iptables.Families) bool {
+	rules := map[byte]bool{}
+	for _, o := range ours {
+		family := o.data[0]
+		switch {
+		case want.Mark == 0,
+			family == unix.AF_INET && of&iptables.IPv4 == 0, family == unix.AF_INET6 && of&iptables.IPv6 == 0,
+			family != unix.AF_INET && family != unix.AF_INET6:
+			return false
+		case o.kind == unix.RTM_GETRULE:
+			if rules[family] || !isRule(o.data, want) {
+				return false
+			}
+			rules[family] = true
+		case !isRoute(o.data, want.Table):
+			return false
+		}
+	}
+	return true
+}
+
+func isRule(data []byte, want *iptables.Routing) bool {
+	const noFlags = 0
+	if data[1] != 0 || data[2] != 0 || data[3] != 0 || data[7] != toTable || binary.NativeEndian.Uint32(data[8:])&unix.FIB_RULE_INVERT != noFlags {
+		return false
+	}
+	attributes, err := nl.ParseRouteAttr(data[headerSize:])
+	if err != nil {
+		return false
+	}
+	wanted := map[uint16]uint32{rulePriority: uint32(want.Priority), ruleMark: want.Mark, ruleTable: uint32(want.Table),
+		ruleMask: ^uint32(0), ruleSuppress: ^uint32(0)}
+	found := 0
+	for _, a := range attributes {
+		if a.Attr.Type == ruleProtocol {
+			continue
+		}
+		is, known := wanted[a.Attr.Type]
+		if !known || len(a.Value) != 4 || binary.NativeEndian.Uint32(a.Value) != is {
+			return false
+		}
+		if a.Attr.Type != ruleMask && a.Attr.Type != ruleSuppress {
+			found++
+		}
+	}
+	return found == 3
+}
+
+func isRoute(data []byte, table int) bool {
+	if data[1] != 0 || data[7] != unix.RTN_LOCAL {
+		return false
+	}
+	attributes, err := nl.ParseRouteAttr(data[headerSize:])
+	if err != nil {
+		return false
+	}
+	for _, a := range attributes {
+		if a.Attr.Type == unix.RTA_TABLE && len(a.Value) == 4 {
+			return binary.NativeEndian.Uint32(a.Value) == uint32(table)
+		}
+	}
+	return int(data[4]) == table
+}
+
+// listed is a rule or a route as the kernel lists it, with a whole header.
+type listed struct {
+	kind uint16
+	data []byte
+}
