@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
 // serveAt answers on an address until the test ends, and gives the address.
@@ -167,6 +169,24 @@ func TestRequestKeepsTheContract(t *testing.T) {
 				t.Errorf("output %q, error %v, want %q in it", out, err, c.want)
 			}
 		})
+	}
+}
+
+func TestVersionIsToldInEachForm(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"":        version.String() + "\n",
+		"-s":      version.Version + "\n",
+		"--short": version.Version + "\n",
+		"-o json": "\"version\": \"" + version.Version + "\"\n}\n",
+		"-o yaml": "\nversion: " + version.Version + "\n",
+	} {
+		if out, code, err := execute(newVersionCommand(), strings.Fields(args)...); code != 0 || err != nil || !strings.HasSuffix(out, want) {
+			t.Errorf("version %s: code %d, %v, %q", args, code, err, out)
+		}
+	}
+	if out, code, err := execute(newVersionCommand(), "-o", "xml"); code != 2 || out != "" || !strings.Contains(err.Error(), "json or yaml") {
+		t.Errorf("in another form: code %d, %v, %q", code, err, out)
 	}
 }
 

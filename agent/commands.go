@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
@@ -102,7 +103,7 @@ func versionText(format string, short bool) (string, error) {
 		return string(b), err
 	case format == formatYAML:
 		b, err := yaml.Marshal(info)
-		return string(b), err
+		return strings.TrimSuffix(string(b), "\n"), err
 	}
 	return "", usagef("output format %q is not known; use json or yaml", format)
 }
