@@ -12,11 +12,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
 )
 
-// Whenever one back end is killed while it takes over from another, one of them captures the namespace whole, or new
-// connections wait; and the next apply ends it.
-func TestWhoIsKilledWhileBackEndsTakeTurnsLeavesNobodyUnprotected(t *testing.T) {
-	for _, turn := range []struct{ from, to Choice }{
-		{NFTables, IPTablesNFT}, {NFTables, IPTablesLegacy}, {IPTablesNFT, NFTables}, {IPTablesLegacy, NFTables}, {IPTablesNFT, IPTablesLegacy}, {IPTablesLegacy, IPTablesNFT},
+// Whenever one back end is killed while it takes over from another, or from itself, one of them captures the namespace
+// whole, or new connections wait; and the next apply ends it.
+func TestWhoIsKilledWhileRulesAreReplacedLeavesNobodyUnprotected(t *testing.T) {
+	for _, turn := range []struct {
+		from, to Choice
+		steps    int
+	}{
+		{NFTables, NFTables, 3}, {NFTables, IPTablesNFT, 7}, {NFTables, IPTablesLegacy, 7}, {IPTablesNFT, NFTables, 8},
+		{IPTablesLegacy, NFTables, 8}, {IPTablesNFT, IPTablesLegacy, 8},
 	} {
 		t.Run(fmt.Sprintf("%s then %s", turn.from, turn.to), func(t *testing.T) {
 			fresh := testns.New(t)
@@ -29,7 +33,7 @@ func TestWhoIsKilledWhileBackEndsTakeTurnsLeavesNobodyUnprotected(t *testing.T) 
 					t.Fatal(err)
 				}
 				if !killedAt(t, ns, turn.to, n) {
-					if n < 8 {
+					if n <= turn.steps {
 						t.Errorf("there were but %d steps", n-1)
 					}
 					return
