@@ -223,6 +223,12 @@ func TestWhatComesAndGoesInACrowdTouchesAllThatItHasAPartIn(t *testing.T) {
 	}
 }
 
+const addsHost = "configPatches: [{applyTo: VIRTUAL_HOST, match: {context: SIDECAR_OUTBOUND}, patch: {operation: ADD, value: {name: more, domains: [more.example], routes: []}}}]"
+
+func envoyFilter(name, namespace, spec string) string {
+	return document("networking.istio.io/v1alpha3", "EnvoyFilter", name, namespace, spec)
+}
+
 func checkCrowd(t *testing.T, steps [][]string) *crowded {
 	m := editCrowd(t, steps, 6)
 	if len(m.faults) == 0 {
@@ -260,6 +266,10 @@ func TestWhatCrowdsHaveShownOnce(t *testing.T) {
 		"a ServiceEntry with a block of addresses comes, and is told apart in the listener of its port": {
 			{ofNetworking("ServiceEntry", "w3", "two", "hosts: [a.example], resolution: STATIC, addresses: [240.9.9.0/24], workloadSelector: {labels: {app: b}}, ports: [{number: 90, name: p, protocol: TLS}]")},
 			{"ServiceEntry two/w3"},
+		},
+		"an EnvoyFilter goes that stood in the way of another one's patch": {
+			{envoyFilter("g", "istio-system", addsHost), envoyFilter("f", "three", "workloadSelector: {labels: {app: a}}, "+addsHost)},
+			{"EnvoyFilter three/f"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -16,7 +16,8 @@ import (
 // patches are those of the EnvoyFilters for the proxy; nil when there are none. Whatever is made once for several proxies
 // has the keys of its patches in its own.
 func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
-	filters := p.Instead.apply(s.EnvoyFilters(p.Namespace, p.Labels))
+	there := s.EnvoyFilters(p.Namespace, p.Labels)
+	filters := p.Instead.apply(there)
 	if len(filters) == 0 {
 		return nil
 	}
@@ -33,7 +34,7 @@ func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
 		owners[read[i]] = f
 	}
 	return envoyfilter.NewSet(read, envoyfilter.Proxy{Version: p.IstioVersion, Envoy: p.EnvoyVersion, Metadata: p.Metadata},
-		func(f *envoyfilter.Filter, problem config.Problem) { owners[f].Note(problem) })
+		func(f *envoyfilter.Filter, problem config.Problem) { owners[f].Note(problem, there...) })
 }
 
 // outboundContext is the side of the clusters and routes of services.
