@@ -90,6 +90,9 @@ const lastGoodFile = "last-good"
 // registeredFile is there too: the workloads that registered themselves.
 const registeredFile = "registered-workloads"
 
+// fewestVirtual is the length of the smallest network that addresses of services are taken out of.
+const fewestVirtual = 24
+
 func (c Config) withDefaults() (Config, error) {
 	if c.StateDir == "" {
 		return c, errors.New("the control plane has no state directory, where its certificate authority is kept")
@@ -99,6 +102,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if _, err := netip.ParseAddr(c.Address); err != nil {
 		return c, fmt.Errorf("the control plane's address %q is not an IP address: give one of this machine's, or 0.0.0.0 for all", c.Address)
+	}
+	if v := c.VirtualAddresses; v != (netip.Prefix{}) && (!v.Addr().Is4() || v.Bits() > fewestVirtual) {
+		return c, fmt.Errorf("%s is no network of IPv4 with room for the addresses of services: give a /%d or larger that nobody uses, such as 240.240.0.0/16", v, fewestVirtual)
 	}
 	if c.Listen == nil {
 		c.Listen = net.Listen

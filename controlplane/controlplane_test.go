@@ -5,8 +5,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -89,6 +92,8 @@ func TestBadSettingsAreRefusedWithTheRemedy(t *testing.T) {
 		"port out of range":          {controlplane.Config{StateDir: t.TempDir(), Ports: controlplane.Ports{Plain: 70000}}, "70000"},
 		"state directory is a file":  {controlplane.Config{StateDir: file}, file},
 		"no configuration directory": {controlplane.Config{StateDir: t.TempDir(), ConfigDirs: []string{file + "-none"}}, file + "-none"},
+		"addresses that are none":    {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("fd00::/64")}, "240.240.0.0/16"},
+		"addresses that are few":     {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("240.240.0.0/25")}, "/24"},
 		"no mesh configuration":      {controlplane.Config{StateDir: t.TempDir(), MeshConfigFile: file + "-none"}, file + "-none"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -139,6 +144,32 @@ func TestChangesInAStoreBecomeServices(t *testing.T) {
 	has(true)
 	store.Delete(serviceEntry("shop").Key)
 	has(false)
+}
+
+// TestServicesGetAddressesOutOfTheNetworkThatIsGiven and keep those that they have.
+func TestServicesGetAddressesOutOfTheNetworkThatIsGiven(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), `apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: none}
+spec: {hosts: [none.example], resolution: STATIC, ports: [{number: 1, name: tcp}], endpoints: [{address: 192.0.2.1}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: own}
+spec: {hosts: [own.example], addresses: [192.0.2.9], resolution: STATIC, ports: [{number: 1, name: tcp}], endpoints: [{address: 192.0.2.1}]}
+`)
+	p := start(t, controlplane.Config{Ports: freePorts, ConfigDirs: []string{dir}, VirtualAddresses: netip.MustParsePrefix("240.240.0.0/16")})
+	given := regexp.MustCompile(`"240\.240\.\d+\.\d+"`)
+	testenv.Eventually(t, "the services are there", func() error {
+		_, body := p.get("/debug/registryz")
+		all := given.FindAllString(body, -1)
+		slices.Sort(all)
+		if len(slices.Compact(all)) != 1 || !strings.Contains(body, `"192.0.2.9"`) {
+			return fmt.Errorf("services are %s", body)
+		}
+		return nil
+	})
 }
 
 func TestBurstOfChangesIsOneBatch(t *testing.T) {
