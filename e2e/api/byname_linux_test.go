@@ -48,5 +48,21 @@ func TestHostsThatAreLookedUp(t *testing.T) {
 				}
 			}
 			return refused(w.getTLS("", w.edge(8495), host+".example"))
-		}}})
+		}}, {name: "connections that name no host", ports: []string{"http"}, told: "callers reach what they resolve themselves", docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec:
+  hosts: ["*.plain.example"]
+  location: MESH_EXTERNAL
+  resolution: DYNAMIC_DNS
+  ports: [{number: $OUTSIDE_TCP, name: tcp, protocol: TCP}]
+`, check: func(w *world, _ string) error {
+		heard, err := w.say("client", w.outsideAddress()+":"+w.outside[portTCP], "hello", 1)
+		if err != nil || heard[0] != "outside heard hello" {
+			return fmt.Errorf("%q %w", heard, err)
+		}
+		heard, err = w.say("client", nowhere+":"+w.outside[portTCP], "hello", 1)
+		return is(err != nil, "an address that nobody has answers: %q", heard)
+	}}})
 }

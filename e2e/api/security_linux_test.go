@@ -273,6 +273,7 @@ func (i *issuer) unsigned(head string) []string {
 
 func TestTokensOfEndUsersAreRefused(t *testing.T) {
 	good, second, stranger := newIssuer(t, "https://good.example"), newIssuer(t, "https://second.example"), newIssuer(t, "https://good.example")
+	third := newIssuer(t, "https://third.example")
 	rule := func(i *issuer, more string) string {
 		return fmt.Sprintf(`{issuer: %q, jwks: %q%s}`, i.name, i.keys, more)
 	}
@@ -304,10 +305,10 @@ spec: {selector: {matchLabels: {app: guarded}}, jwtRules: [` + strings.Join(rule
 				return w.hears("client", portTCP, false)
 			}},
 		{name: "tokens of several issuers", alone: guarded,
-			docs: authentication(rule(good, ""), rule(second, `, fromHeaders: [{name: x-second}]`)) + policy(`action: DENY, rules: [{from: [{source: {notRequestPrincipals: ["*"]}}]}]`),
+			docs: authentication(rule(good, ""), rule(third, ""), rule(second, `, fromHeaders: [{name: x-second}]`)) + policy(`action: DENY, rules: [{from: [{source: {notRequestPrincipals: ["*"]}}]}]`),
 			told: onlyHTTP, check: func(w *world, _ string) error {
 				header := func(b []string) []string { return []string{"X-Second", strings.TrimPrefix(b[1], "Bearer ")} }
-				return w.answers(from(200, good.bearer(nil)), from(200, header(second.bearer(nil))), from(403, nil), from(401, stranger.bearer(nil)), from(401, second.bearer(nil)),
+				return w.answers(from(200, good.bearer(nil)), from(200, third.bearer(nil)), from(200, header(second.bearer(nil))), from(403, nil), from(401, stranger.bearer(nil)), from(401, second.bearer(nil)),
 					from(401, header(good.bearer(nil))), from(401, append(header(second.bearer(nil)), stranger.bearer(nil)...)))
 			}},
 		{name: "a claim in a header is the token's", alone: guarded, docs: strings.TrimSuffix(authentication(rule(good, `, outputClaimToHeaders: [{header: x-user, claim: sub}]`)), "---"),
