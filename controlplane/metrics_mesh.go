@@ -28,13 +28,15 @@ var (
 	noEndpoints    = prometheus.NewDesc("pilot_eds_no_instances", "Ports of services that have no endpoint.", nil, nil)
 	duplicateHosts = prometheus.NewDesc("pilot_vservice_dup_domain", "Hosts of VirtualServices that an older one has (PF0201).", nil, nil)
 	duplicateSets  = prometheus.NewDesc("pilot_destrule_subsets", "Subsets of DestinationRules that an older one has for the same host (PF0209).", nil, nil)
+	sameAddresses  = prometheus.NewDesc("pilot_conflict_outbound_listener_tcp_over_current_tcp", "Ports of services at an address of another one (PF0207).", nil, nil)
+	samePorts      = prometheus.NewDesc("pilot_conflict_inbound_listener", "Ports of workloads that two services list with different protocols (PF0212).", nil, nil)
 	findingsDesc   = prometheus.NewDesc("pilotfish_findings", "What is wrong with the documents, by code and severity.", []string{"code", "severity"}, nil)
 	uptimeDesc     = prometheus.NewDesc("istiod_uptime_seconds", "Seconds since the control plane was started.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (m *meshMetrics) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{servicesDesc, rulesDesc, noEndpoints, duplicateHosts, duplicateSets, findingsDesc, uptimeDesc} {
+	for _, d := range []*prometheus.Desc{servicesDesc, rulesDesc, noEndpoints, duplicateHosts, duplicateSets, sameAddresses, samePorts, findingsDesc, uptimeDesc} {
 		out <- d
 	}
 }
@@ -55,6 +57,8 @@ func (m *meshMetrics) Collect(out chan<- prometheus.Metric) {
 	counts := m.findings()
 	gauge(duplicateHosts, counts[finding{config.HostTaken, config.Warning}])
 	gauge(duplicateSets, counts[finding{config.DuplicateSubset, config.Warning}])
+	gauge(sameAddresses, counts[finding{config.SharedAddress, config.Warning}])
+	gauge(samePorts, counts[finding{config.PortProtocols, config.Warning}])
 	for f, n := range counts {
 		gauge(findingsDesc, n, string(f.code), string(f.severity))
 	}

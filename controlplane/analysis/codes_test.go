@@ -236,6 +236,8 @@ hosts: [other.example.com]
 gateways:
 - edge # here
 http: [{route: [{destination: {host: reviews}}]}]`),
+		config.PortProtocols: "---\napiVersion: v1\nkind: Service\nmetadata: {name: seen-as-bytes, namespace: shop}\nspec:\n  selector: {app: reviews}\n  ports:\n" +
+			"  - {name: tcp, port: 81, targetPort: 8080} # here\n",
 
 		config.SelectsNothing: security("AuthorizationPolicy", "x", `
 selector: # here

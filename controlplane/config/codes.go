@@ -53,6 +53,7 @@ const (
 	DuplicateSubset    Code = "PF0209"
 	WeightsUnlike      Code = "PF0210"
 	GatewayHostMissing Code = "PF0211"
+	PortProtocols      Code = "PF0212"
 )
 
 // What selects nothing.
@@ -134,6 +135,7 @@ var codes = []CodeInfo{
 	{DuplicateSubset, "duplicate subset", "Two DestinationRules of one namespace define a subset of one name for one host; the older one's counts.", "Rename or remove one."},
 	{WeightsUnlike, "weights unlike 100", "The weights of a route do not add up to 100. They are taken as proportions.", "Make them add up to 100, if percentages were meant."},
 	{GatewayHostMissing, "gateway without the host", "A VirtualService is bound to a Gateway none of whose servers has its hosts: its routes are not served there.", "Add the host to the Gateway's server, or bind the VirtualService to another Gateway."},
+	{PortProtocols, "port of two protocols", "Two services of the same workloads list one of their ports with different protocols: it speaks that of the service whose host comes first by name.", "Give both the same protocol, or each a port of its own."},
 
 	{SelectsNothing, "selects nothing", "The selector matches no workload and no service that is known: the document has no effect.", "Correct the labels or the namespace."},
 	{PortOfNobody, "port of nobody", "A policy names a port that none of the selected workloads serves.", "Use the port of the workload (targetPort), not that of the service."},

@@ -29,6 +29,7 @@ func (s *Snapshot) Problems() []config.Problem {
 		c.ruleConflicts()
 		c.gatewayConflicts()
 		c.sharedAddresses()
+		c.portProtocols()
 		c.selectors()
 		c.withoutSidecar()
 		c.peerPorts()

@@ -3,7 +3,6 @@ package snapshot
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -212,24 +211,4 @@ func (c *checker) sharedAddresses() {
 			}
 		}
 	}
-}
-
-// addressField is where a document says that a service has an address.
-func addressField(r *config.Resource, address netip.Addr) string {
-	switch spec := r.Spec.(type) {
-	case *networking.ServiceEntry:
-		for i, text := range spec.GetAddresses() {
-			if a, err := netip.ParseAddr(text); err == nil && a == address {
-				return fmt.Sprintf("spec.addresses[%d]", i)
-			}
-		}
-	case *config.ServiceSpec:
-		for i, text := range spec.ClusterIPs {
-			if a, err := netip.ParseAddr(text); err == nil && a == address {
-				return fmt.Sprintf("spec.clusterIPs[%d]", i)
-			}
-		}
-		return "spec.clusterIP"
-	}
-	return "spec"
 }

@@ -1,0 +1,97 @@
+package snapshot
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// addressField is where a document says that a service has an address.
+func addressField(r *config.Resource, address netip.Addr) string {
+	switch spec := r.Spec.(type) {
+	case *networking.ServiceEntry:
+		for i, text := range spec.GetAddresses() {
+			if a, err := netip.ParseAddr(text); err == nil && a == address {
+				return fmt.Sprintf("spec.addresses[%d]", i)
+			}
+		}
+	case *config.ServiceSpec:
+		for i, text := range spec.ClusterIPs {
+			if a, err := netip.ParseAddr(text); err == nil && a == address {
+				return fmt.Sprintf("spec.clusterIPs[%d]", i)
+			}
+		}
+		return "spec.clusterIP"
+	}
+	return "spec"
+}
+
+// portProtocols tells of services for the same workloads that list one of their ports with protocols that proxies treat in
+// different ways: the port speaks one.
+func (c *checker) portProtocols() {
+	type listed struct {
+		namespace, labels, name string
+		number                  uint32
+	}
+	type by struct {
+		service *registry.Service
+		port    registry.Port
+	}
+	first := map[listed]by{}
+	for _, namespace := range slices.Sorted(maps.Keys(c.s.selecting)) {
+		for _, svc := range c.s.selecting[namespace] { // by hostname
+			for _, p := range svc.Ports {
+				if p.Protocol == registry.UDP || p.Protocol == registry.Undeclared {
+					continue
+				}
+				at := listed{namespace: namespace, labels: labelText(svc.Selector), name: p.TargetPortName}
+				if at.name == "" {
+					at.number = cmp.Or(p.TargetPort, p.Number)
+				}
+				before, ok := first[at]
+				if !ok {
+					first[at] = by{svc, p}
+					continue
+				}
+				if r := c.s.Registry.Document(svc); r != nil && treatment(before.port.Protocol) != treatment(p.Protocol) {
+					c.find(config.PortProtocols, r, portField(r, p.Number), string(p.Protocol),
+						fmt.Sprintf("%s, port %d, is the same port of the workloads, and %s: that counts for both", before.service.Hostname, before.port.Number, before.port.Protocol),
+						"give both the same protocol, by appProtocol or the port's name, or each a port of its own")
+				}
+			}
+		}
+	}
+}
+
+// treatment is what proxies treat alike.
+func treatment(p registry.Protocol) string {
+	switch {
+	case p.IsHTTP():
+		return "requests"
+	case p == registry.TLS || p == registry.HTTPS:
+		return "TLS"
+	}
+	return "bytes"
+}
+
+// portField is where a document lists a port.
+func portField(r *config.Resource, number uint32) string {
+	at := -1
+	switch spec := r.Spec.(type) {
+	case *networking.ServiceEntry:
+		at = slices.IndexFunc(spec.GetPorts(), func(p *networking.ServicePort) bool { return p.GetNumber() == number })
+	case *config.ServiceSpec:
+		at = slices.IndexFunc(spec.Ports, func(p config.ServicePort) bool { return p.Port == number && p.Protocol != "UDP" })
+	}
+	if at < 0 {
+		return "spec.ports"
+	}
+	return fmt.Sprintf("spec.ports[%d]", at)
+}
