@@ -1,6 +1,7 @@
 package xdsproxy
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
@@ -59,7 +61,8 @@ func takesInParts(t *testing.T, binary, protocol string) {
 	}
 }
 
-// TestEnvoyServesWhileALargeResponseBreaksInTheMiddle: what it had, and then what comes whole.
+// TestEnvoyServesWhileALargeResponseBreaksInTheMiddle: what it had, and then what comes whole, on a second stream, and in the end
+// it has just that.
 func TestEnvoyServesWhileALargeResponseBreaksInTheMiddle(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		for _, protocol := range []string{"DELTA_GRPC", "GRPC"} {
@@ -77,7 +80,7 @@ func servesOverABreak(t *testing.T, binary, protocol string) {
 	relay := start(t, Config{Socket: dir + "/XDS", Upstreams: []string{cp.listen(t)}, Server: Server{Plaintext: true},
 		LastGood: LastGood{Dirs: []string{t.TempDir()}}})
 	keeperOf(t, relay)
-	envoytest.Start(t, binary, dir, fmt.Sprintf(envoyBootstrap, protocol))
+	envoy := envoytest.Start(t, binary, dir, fmt.Sprintf(envoyBootstrap, protocol))
 	url := fmt.Sprintf("http://127.0.0.1:%d", port)
 	testenv.Eventually(t, "it serves", func() error { return says(url, "first") })
 	kept(t, relay, time.Time{})
@@ -99,6 +102,59 @@ func servesOverABreak(t *testing.T, binary, protocol string) {
 	if failed := load.end(); failed != 0 {
 		t.Errorf("%d requests failed", failed)
 	}
+	testenv.Eventually(t, "Envoy has the clusters that an undisturbed one has", func() error { return hasClusters(envoy, after[clusterType]) })
+	streams := 0
+	for _, e := range relay.History().Events {
+		if e.Kind == EventEnvoy {
+			streams++
+		}
+	}
+	if streams != 2 {
+		t.Errorf("Envoy had %d streams", streams)
+	}
+}
+
+// hasClusters says what else an Envoy has than these clusters.
+func hasClusters(envoy *envoytest.Envoy, want []proto.Message) error {
+	text, err := envoy.Get("/config_dump?resource=dynamic_active_clusters")
+	if err != nil {
+		return err
+	}
+	var dump struct {
+		Configs []struct{ Cluster json.RawMessage }
+	}
+	if err := json.Unmarshal([]byte(text), &dump); err != nil {
+		return err
+	}
+	missing := make(map[string]proto.Message)
+	for _, m := range want {
+		missing[m.(*clusterv3.Cluster).Name] = m
+	}
+	for _, one := range dump.Configs {
+		var has clusterv3.Cluster
+		if err := protojson.Unmarshal(anyless(one.Cluster), &has); err != nil {
+			return err
+		}
+		if !proto.Equal(&has, missing[has.Name]) {
+			return fmt.Errorf("it has %s in another version, twice, or for nothing", has.Name)
+		}
+		delete(missing, has.Name)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%d of %d are missing", len(missing), len(want))
+	}
+	return nil
+}
+
+// anyless is a message in JSON without the type that stands beside its fields.
+func anyless(text []byte) []byte {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(text, &fields) != nil {
+		return text
+	}
+	delete(fields, "@type")
+	text, _ = json.Marshal(fields)
+	return text
 }
 
 // responses are responses with these resources, by type, as they stand on the wire.
