@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -32,7 +33,7 @@ func (l load) String() string {
 
 const loadStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_rq_active)$`
 
-var isLoad = regexp.MustCompile(loadStats)
+var isLoad = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(loadStats) })
 
 // load counts.
 func (i *instance) load(ctx context.Context, own *regexp.Regexp) (load, error) {

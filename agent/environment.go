@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -155,13 +156,13 @@ func (e *environment) prefixed(prefix string) map[string]string {
 }
 
 // headerName is what a gRPC header may be called.
-var headerName = regexp.MustCompile(`^[0-9A-Za-z_.-]+$`)
+var headerName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9A-Za-z_.-]+$`) })
 
 // headers are the variables that begin with the prefix, as headers; their names are noted, their values may be secret.
 func (e *environment) headers(prefix string) map[string]string {
 	found := e.prefixed(prefix)
 	for _, name := range sortedKeys(found) {
-		if !headerName.MatchString(name) || strings.HasPrefix(strings.ToLower(name), "grpc-") || strings.HasSuffix(strings.ToLower(name), "-bin") {
+		if !headerName().MatchString(name) || strings.HasPrefix(strings.ToLower(name), "grpc-") || strings.HasSuffix(strings.ToLower(name), "-bin") {
 			e.refuse(prefix+name, notShown, "what follows "+prefix+" is the name of a header of text, and none of gRPC's own")
 		}
 		if strings.ContainsFunc(found[name], func(r rune) bool { return r < ' ' || r > '~' }) {

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
@@ -47,7 +48,9 @@ type appProber struct {
 	TimeoutSeconds int32 `json:"timeoutSeconds"`
 }
 
-var appProbePath = regexp.MustCompile(`^/(app-health|app-lifecycle)/[^/]+/(livez|readyz|startupz|prestopz|poststartz)$`)
+var appProbePath = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^/(app-health|app-lifecycle)/[^/]+/(livez|readyz|startupz|prestopz|poststartz)$`)
+})
 
 // appProbes are the probes that a kubelet makes through the agent, and how they are made.
 func (r *resolver) appProbes() {
@@ -101,7 +104,7 @@ func withinText(d time.Duration) string {
 
 // refuseCircle finds probes that were redirected to the agent twice.
 func (r *resolver) refuseCircle(s probe.Spec) error {
-	if s.HTTP != nil && int32(s.HTTP.Port) == r.config.Proxy.GetStatusPort() && appProbePath.MatchString(s.HTTP.Path) {
+	if s.HTTP != nil && int32(s.HTTP.Port) == r.config.Proxy.GetStatusPort() && appProbePath().MatchString(s.HTTP.Path) {
 		return fmt.Errorf("port %d and path %s are the agent's own: the pod was injected twice; deploy it from its original", s.HTTP.Port, s.HTTP.Path)
 	}
 	return nil
@@ -117,7 +120,7 @@ func parseAppProbers(text string) (probers map[string]*appProber, unknown, err e
 		return nil, nil, fmt.Errorf("it is not the JSON that the injector writes: %w", err)
 	}
 	for path, p := range probers {
-		if !appProbePath.MatchString(path) {
+		if !appProbePath().MatchString(path) {
 			return nil, nil, fmt.Errorf("path %q: write /app-health/<container>/livez, readyz or startupz, or /app-lifecycle/<container>/prestopz or poststartz", path)
 		}
 		if p == nil {

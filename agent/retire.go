@@ -162,7 +162,7 @@ func (t *takeover) oldLoad(old *instance) (look func(context.Context) (load, err
 		if err != nil {
 			return load{}, err
 		}
-		maps.DeleteFunc(gauges, func(name string, _ uint64) bool { return !isLoad.MatchString(name) })
+		maps.DeleteFunc(gauges, func(name string, _ uint64) bool { return !isLoad().MatchString(name) })
 		return countLoad(gauges, t.own)
 	}, func() { _ = elder.Close() }
 }

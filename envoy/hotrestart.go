@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
@@ -161,7 +162,7 @@ func HotRestartVersion(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("asking %s for its hot restart version: %w", path, err)
 	}
-	found := hotRestartLine.FindAllString(out.String(), -1)
+	found := hotRestartLine().FindAllString(out.String(), -1)
 	if len(found) == 0 {
 		return "", fmt.Errorf("asking %s for its hot restart version: it answers %q", path, firstLine(out.String()))
 	}
@@ -169,4 +170,4 @@ func HotRestartVersion(ctx context.Context, path string) (string, error) {
 }
 
 // hotRestartLine is Envoy's answer, which is on standard error, as its warnings are: of control groups, for instance.
-var hotRestartLine = regexp.MustCompile(`(?m)^\d+(\.\d+)+$`)
+var hotRestartLine = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?m)^\d+(\.\d+)+$`) })

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -50,13 +51,15 @@ func Validate(ctx context.Context, path string, o Options) error {
 }
 
 // linePrefix is what Envoy writes before each message: time, thread, level, component, place in the source.
-var linePrefix = regexp.MustCompile(`^\[[^\]]*\]\[\d+\]\[(error|critical)\]\[[^\]]*\] (\[[^\]]*\] )?`)
+var linePrefix = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^\[[^\]]*\]\[\d+\]\[(error|critical)\]\[[^\]]*\] (\[[^\]]*\] )?`)
+})
 
 // complaint finds the reason in what a binary wrote: the last error, with the lines that belong to it.
 func complaint(output string) string {
 	lines := strings.Split(strings.TrimSpace(output), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
-		if prefix := linePrefix.FindString(lines[i]); prefix != "" {
+		if prefix := linePrefix().FindString(lines[i]); prefix != "" {
 			lines[i] = lines[i][len(prefix):]
 			return strings.Join(strings.Fields(strings.Join(lines[i:], " ")), " ")
 		}

@@ -3,6 +3,7 @@ package iptables
 import (
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // reasons says of each kind of rule why it is there. A rule's ID begins with its kind; the longest that fits counts. What
@@ -122,14 +123,14 @@ func kindOfRule(id string) (kind string) {
 	return kind
 }
 
-var brace = regexp.MustCompile(`\{[a-z]+\}`)
+var brace = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\{[a-z]+\}`) })
 
 func filled(text string, r *Rule) string {
 	if !strings.Contains(text, "{") {
 		return text
 	}
 	m := &r.Match
-	return brace.ReplaceAllStringFunc(text, func(word string) string {
+	return brace().ReplaceAllStringFunc(text, func(word string) string {
 		switch word {
 		case "{in}":
 			return m.InInterface

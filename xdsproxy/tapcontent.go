@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"regexp"
+	"sync"
 
 	udpa "github.com/cncf/xds/go/udpa/annotations"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -25,7 +26,9 @@ const (
 )
 
 // secretTypes are names of types that are likely to hold secrets, where nobody here knows in which of their fields.
-var secretTypes = regexp.MustCompile(`(?i)auth|credential|secret|token|password|api_?key|hmac|session|cookie|inject|signing`)
+var secretTypes = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)auth|credential|secret|token|password|api_?key|hmac|session|cookie|inject|signing`)
+})
 
 // opaque is what stands for content of a type that this program does not know.
 type opaque struct {
@@ -40,7 +43,7 @@ func opaqueOf(typeURL string, data []byte, size int) opaque {
 	switch {
 	case data == nil || len(data) > mostOpaque:
 		o.Note = "too large to be shown"
-	case secretTypes.MatchString(typeURL) || lastgood.HasSecret(typeURL, data) || redact.Text(string(data)) != string(data):
+	case secretTypes().MatchString(typeURL) || lastgood.HasSecret(typeURL, data) || redact.Text(string(data)) != string(data):
 		o.Note = "not shown: there may be a secret in it"
 	default:
 		o.Base64 = base64.StdEncoding.EncodeToString(data)

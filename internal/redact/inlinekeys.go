@@ -3,6 +3,7 @@ package redact
 import (
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // markEnd is where the mark of a private key ends whose label begins at from, less than 0 if it is none.
@@ -97,7 +98,7 @@ func withoutPieces(line string) string {
 	return b.String()
 }
 
-var anyMark = regexp.MustCompile(`-----(?:BEGIN|END) [A-Z0-9 ]*-----`)
+var anyMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`-----(?:BEGIN|END) [A-Z0-9 ]*-----`) })
 
 // ofAnother says whether what marks are in a line are of something else than a private key, like a certificate: that is
 // another's text, and no end of a key.
@@ -106,7 +107,7 @@ func ofAnother(line string) bool {
 		return false
 	}
 	others := false
-	rest := anyMark.ReplaceAllStringFunc(line, func(mark string) string {
+	rest := anyMark().ReplaceAllStringFunc(line, func(mark string) string {
 		if strings.HasSuffix(mark, keyMark) {
 			return mark
 		}

@@ -27,14 +27,14 @@ const (
 
 var (
 	// tornMark is the beginning of a key's first line, cut off between its last dashes; tornEnd that of the last, after END.
-	tornMark = regexp.MustCompile(`^-----BEGIN [A-Z ]*PRIVATE KEY(-{0,4})`)
-	tornEnd  = regexp.MustCompile(`^[A-Z ]*PRIVATE KEY(-{0,4})`)
+	tornMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^-----BEGIN [A-Z ]*PRIVATE KEY(-{0,4})`) })
+	tornEnd  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z ]*PRIVATE KEY(-{0,4})`) })
 	// wholeMark is the first or last line of what may be shown, as a public key is.
-	wholeMark = regexp.MustCompile(`-----(BEGIN|END) [A-Z ]*KEY-----`)
+	wholeMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`-----(BEGIN|END) [A-Z ]*KEY-----`) })
 )
 
 // fieldLine is a line of a message that goes over several: a field of a protocol buffer's text, of YAML, or of JSON.
-var fieldLine = regexp.MustCompile(`^\s*(?:- )?"?([A-Za-z0-9_.-]+)"?\s*(:?)\s*(.*)$`)
+var fieldLine = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^\s*(?:- )?"?([A-Za-z0-9_.-]+)"?\s*(:?)\s*(.*)$`) })
 
 // Lines leaves secrets out of a text that comes line by line and in which one may go over several of them: a key in PEM,
 // and what is in a field that is named as a secret is. It is for one text, and for one caller at a time.
@@ -51,7 +51,7 @@ type Lines struct {
 func (l *Lines) Begin(line string) string {
 	l.hidden, l.listed, l.header = 0, false, 0
 	if end := strings.TrimRight(line, " \t\r"); end != "" && strings.Contains("{[:|>+-", end[len(end)-1:]) {
-		if m := lastName.FindStringSubmatch(end); m != nil && IsSecret(m[1]) {
+		if m := lastName().FindStringSubmatch(end); m != nil && IsSecret(m[1]) {
 			l.hidden = 1
 		}
 	}
@@ -59,7 +59,9 @@ func (l *Lines) Begin(line string) string {
 }
 
 // lastName is the name of a field that is at the end of a line, and whose value comes on the next ones.
-var lastName = regexp.MustCompile(`([A-Za-z0-9_.-]+)\\?"?(?:\s*\{|\s*:\s*[{[|>]?[+-]?)$`)
+var lastName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`([A-Za-z0-9_.-]+)\\?"?(?:\s*\{|\s*:\s*[{[|>]?[+-]?)$`)
+})
 
 // inLineField is a field in the midst of a line, with a text or fields of its own, as protocol buffers are written in one.
 var inLineField = sync.OnceValue(func() *regexp.Regexp {
@@ -120,7 +122,7 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 
 // tear remembers a key's first line that another's text comes into between its dashes. The rest may be in the line already.
 func (l *Lines) tear(line string) {
-	m := tornMark.FindStringSubmatch(line)
+	m := tornMark().FindStringSubmatch(line)
 	if m == nil {
 		if restOfMark(line) {
 			l.begin()
@@ -198,7 +200,7 @@ func (l *Lines) within(line string) (rest string, all bool) {
 // restOfMark says whether a line ends with the rest of a key's first or last line, of which the beginning was written before
 // another's.
 func restOfMark(line string) bool {
-	return strings.HasSuffix(trimEnds(line), "Y-----") && !wholeMark.MatchString(line)
+	return strings.HasSuffix(trimEnds(line), "Y-----") && !wholeMark().MatchString(line)
 }
 
 // end is for a key's last line: before is what it has before the mark of the end, and after what follows the mark's beginning.
@@ -208,7 +210,7 @@ func (l *Lines) end(before, after string) (rest string, all bool) {
 	}
 	_, behind, whole := strings.Cut(after, "-----")
 	if !whole { // another's text came into the mark, of which the rest is still to come
-		if m := tornEnd.FindStringSubmatch(after); m != nil {
+		if m := tornEnd().FindStringSubmatch(after); m != nil {
 			l.torn = len(markDashes) - len(m[1])
 			if l.lacks(after[len(m[0]):]) {
 				l.over()
@@ -317,7 +319,7 @@ var opens = map[string]bool{"": true, "{": true, "[": true, "|": true, "|-": tru
 
 // field takes a line apart that is one of a message's fields; at is where its value begins.
 func field(line string) (at int, name, value string, ok bool) {
-	m := fieldLine.FindStringSubmatchIndex(line)
+	m := fieldLine().FindStringSubmatchIndex(line)
 	if m == nil {
 		return 0, "", "", false
 	}
