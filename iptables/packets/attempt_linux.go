@@ -22,9 +22,10 @@ type token [16]byte
 type attempt struct {
 	packet   Packet
 	token    token
-	port     uint16   // it is sent from
-	socket   *os.File // nil of inbound packets
-	sequence uint32   // of inbound TCP
+	port     uint16         // it is sent from
+	socket   *os.File       // nil of inbound packets
+	sequence uint32         // of inbound TCP
+	asked    netip.AddrPort // who got it outside, if it is answered; guarded by the session's mutex
 
 	began time.Time
 	once  sync.Once

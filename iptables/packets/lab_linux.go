@@ -150,6 +150,7 @@ type session struct {
 	standIns []net.Listener
 	steering *steering
 	serving  sync.WaitGroup
+	mu       sync.Mutex // of what was asked
 }
 
 // open makes every socket before the first packet, so that the rules that lead them can name them all.
@@ -184,7 +185,7 @@ func (s *session) open(packets []Packet) error {
 		for i, c := range s.catchers {
 			lanes[i] = c.lane
 		}
-		s.steering, err = steer(lanes, s.cfg.TransparentMark, ports, s.passed())
+		s.steering, err = steer(lanes, s.cfg.TransparentMark, ports, s.passed(), s.answered())
 		return err
 	})
 }

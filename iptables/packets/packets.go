@@ -42,6 +42,8 @@ type Packet struct {
 	Source      netip.Addr
 	SourcePort  uint16
 	Destination netip.AddrPort
+	// Answered datagrams that leave the namespace are answered from where they went, and arrive when the answer is back.
+	Answered bool
 	// UID and GID own the socket.
 	UID, GID uint32
 }
@@ -65,6 +67,8 @@ type Arrival struct {
 	From netip.AddrPort
 	// Transparent packets carried the mark of transparent proxying: the socket that they are for is not that of At.
 	Transparent bool
+	// Stranger says that what came back was no answer to connection tracking, and might be dropped by a firewall.
+	Stranger bool
 	// Took is the time from the first packet to the proof of arrival.
 	Took time.Duration
 	// Err says why the packet could not be sent, or what the network stack answered instead of delivering it.
@@ -110,6 +114,8 @@ func (a Arrival) String() string {
 		return fmt.Sprintf("the transparent proxy, as %s", a.At)
 	case a.Where == Here:
 		return a.At.String()
+	case a.Stranger:
+		return "outside, as " + a.At.String() + ", and connection tracking does not know the answer for one"
 	}
 	return "outside, as " + a.At.String()
 }

@@ -21,7 +21,7 @@ func (s *session) run(ctx context.Context) {
 	go func() { defer close(reading); s.wire.read(s.left) }()
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	if len(s.steering.stops.noted) > 0 {
+	if len(s.steering.stops.noted) > 0 || s.steering.answers.known != nil {
 		s.serving.Go(func() { s.watch(ctx) })
 	}
 	for _, a := range s.attempts {
@@ -86,6 +86,8 @@ func (s *session) left(f frame) {
 	case f.protocol == protocolTCP && f.flags&(flagSYN|flagACK|flagRST) == flagSYN:
 		a.end(got)
 		s.wire.refuse(f)
+	case f.protocol == protocolUDP && string(f.payload) == string(a.token[:]) && a.packet.Answered:
+		s.answer(a, f)
 	case f.protocol == protocolUDP && string(f.payload) == string(a.token[:]):
 		a.end(got)
 	}

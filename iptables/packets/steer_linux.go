@@ -23,9 +23,10 @@ const afterNAT = nftables.ChainPriority(-90)
 // steering leads packets that arrive at the namespace, wherever they would end up, to sockets of the Lab. The kernel takes
 // the rules away with the process.
 type steering struct {
-	conn  *nftables.Conn
-	table *nftables.Table
-	stops stops
+	conn    *nftables.Conn
+	table   *nftables.Table
+	stops   stops
+	answers answers
 }
 
 // lane is one kind of packet and the socket that it is led to.
@@ -37,19 +38,19 @@ type lane struct {
 }
 
 // steer is called on a thread in the namespace. ports are the source ports of the Lab's packets, by protocol.
-func steer(lanes []lane, mark iptables.Mark, ports map[byte][]uint16, passages []*passage) (*steering, error) {
+func steer(lanes []lane, mark iptables.Mark, ports map[byte][]uint16, passages []*passage, answered []uint16) (*steering, error) {
 	conn, table, err := owned.Table(steerTable)
 	if err != nil {
 		return nil, permission("lead test packets aside, by nftables", err)
 	}
 	s := &steering{conn: conn, table: table}
-	if err := s.install(lanes, mark, ports, passages); err != nil {
+	if err := s.install(lanes, mark, ports, passages, answered); err != nil {
 		return nil, errors.Join(permission("lead test packets aside, by nftables", err), s.Close())
 	}
 	return s, nil
 }
 
-func (s *steering) install(lanes []lane, mark iptables.Mark, ports map[byte][]uint16, passages []*passage) error {
+func (s *steering) install(lanes []lane, mark iptables.Mark, ports map[byte][]uint16, passages []*passage, answered []uint16) error {
 	if err := s.stops.install(s.conn, s.table, passages); err != nil {
 		return err
 	}
@@ -58,6 +59,9 @@ func (s *steering) install(lanes []lane, mark iptables.Mark, ports map[byte][]ui
 		Name: "arrived", Table: s.table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(afterNAT), Policy: &accept,
 	})
+	if err := s.answers.install(s.conn, chain, answered); err != nil {
+		return err
+	}
 	for _, protocol := range []byte{protocolTCP, protocolUDP} {
 		if len(ports[protocol]) == 0 {
 			continue

@@ -123,6 +123,10 @@ func (s *session) watch(ctx context.Context) {
 	tick := time.NewTicker(stopInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
+		if err := s.steering.answers.read(s.steering.conn, s.back); err != nil {
+			s.cfg.Log.Debug("answers are not seen", "error", err)
+			return
+		}
 		for _, n := range s.steering.stops.noted {
 			all, err := n.read(s.steering.conn)
 			if err != nil {

@@ -80,7 +80,9 @@ func judge(s sample, e iptables.Explanation, a packets.Arrival) Proof {
 			return p
 		}
 	}
-	if p.OK = same(s.Packet, want, got); !p.OK {
+	if p.OK = same(s.Packet, want, got); p.OK && a.Stranger {
+		p.OK, p.Consequence = false, p.Subject+" goes where it should, and its answer is not known for one: a firewall may drop it (another zone of connection tracking)"
+	} else if !p.OK {
 		p.Consequence = p.Subject + " " + consequence(p.Rule, want, got)
 		if a.Err != nil && got.end != iptables.Refused {
 			p.Consequence += ": " + a.Err.Error()

@@ -33,6 +33,7 @@ type sample struct {
 	sourcePort uint16 // 0: any
 	by         string // the interface of the namespace that it passes; "": the test's own, or lo
 	own        bool   // it is for the pod itself
+	answered   bool   // who gets it outside answers
 }
 
 // sampler makes packets that show what rules do. What a sample is not about is chosen so that no rule names it.

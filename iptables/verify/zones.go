@@ -10,7 +10,8 @@ import (
 
 // The kernel decides about a connection once, and to it two questions from the same port to the same resolver are one: the
 // agent's, which goes there, and an application's, which goes to the agent. Zones keep them apart. To see it, one asks from
-// the port that the other one asked from just before.
+// the port that the other one asked from just before. And what comes back from a resolver has to be in the zone of its question,
+// or it is no answer to a firewall.
 
 // zoned sends DNS questions by the proxy and by an application from the same ports, each of them first once.
 func (s *sampler) zoned(ctx context.Context, lab lab) (proofs []Proof, err error) {
@@ -45,7 +46,7 @@ func (s *sampler) zoned(ctx context.Context, lab lab) (proofs []Proof, err error
 const afterwards = ", when the port that it is sent from was just used by the other of both, application and agent"
 
 func from(p iptables.Packet, port int) sample {
-	return sample{Packet: p, sourcePort: uint16(port)}
+	return sample{Packet: p, sourcePort: uint16(port), answered: true}
 }
 
 // questions are to each resolver that rules with zones name, or to any; none without such rules.
