@@ -48,7 +48,8 @@ func newMeshOf(t testing.TB, far *farAway, env map[string]string, discovery ...s
 	for _, at := range m.inside {
 		m.planes = append(m.planes, m.start(at))
 	}
-	shop := m.pod("shop", m.SecureAddr().String())
+	// Of the two protocols the shop speaks the older one, and the caller the other.
+	shop := m.pod("shop", m.SecureAddr().String()).set(map[string]string{"ISTIO_DELTA_XDS": "false"})
 	startApplication(t, shop)
 	m.pods = append(m.pods, shop)
 	m.publish(0)
