@@ -108,7 +108,7 @@ func (p proxy) suspects(s *snapshot.Snapshot, typeURL string, names []string, re
 }
 
 func (s suspect) blamed() xds.Blamed {
-	b := xds.Blamed{Document: s.Key.String(), At: s.Origin.String()}
+	b := xds.Blamed{Document: s.Key.String(), At: s.Origin.String(), Field: s.field}
 	switch {
 	case s.field != "":
 		b.At = s.Place(s.field).String()

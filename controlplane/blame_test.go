@@ -2,6 +2,7 @@ package controlplane_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -125,10 +127,19 @@ func TestRejectionNamesTheDocumentThatChangedAndTheFieldThatItQuotes(t *testing.
 	file := filepath.Join(dir, "routes.yaml")
 	write(t, file, fmt.Sprintf(shopRoute, "reviews", "/bad.*"))
 	from := p.rejection(xds.RouteType).From
-	want := xds.Blamed{Document: "VirtualService shop/reviews", At: file + ":9:16",
+	want := xds.Blamed{Document: "VirtualService shop/reviews", At: file + ":9:16", Field: "spec.http[0].match[0].uri.regex",
 		Why: "it changed since the last configuration that was accepted; the reason quotes its spec.http[0].match[0].uri.regex"}
 	if len(from) == 0 || from[0] != want {
 		t.Errorf("the documents that are named are %+v, not first %+v", from, want)
+	}
+	_, body := p.get("/debug/problems")
+	var told []config.Problem
+	if err := json.Unmarshal([]byte(body), &told); err != nil {
+		t.Fatal(err)
+	}
+	if len(told) != 1 || told[0].Code != config.RejectedByEnvoy || told[0].At != (config.Position{File: file, Line: 9, Column: 16}) || told[0].Key.Name != "reviews" ||
+		!strings.Contains(told[0].Message, "rejected by a proxy") || !strings.Contains(told[0].Message, "invalid regex") || told[0].Remedy == "" {
+		t.Errorf("the problems are %s", body)
 	}
 }
 

@@ -240,7 +240,7 @@ func (s *Server) composeDiscovery() (err error) {
 	if err != nil {
 		return err
 	}
-	s.findings = &findings{store: s.joined, latest: func() *snapshot.Snapshot { return s.feed.snapshot() }, log: s.log, wake: make(chan struct{}, 1), written: s.written}
+	s.findings = &findings{store: s.joined, latest: func() *snapshot.Snapshot { return s.feed.snapshot() }, log: s.log, wake: make(chan struct{}, 1), written: s.writtenAndRejected}
 	s.registry.MustRegister(&meshMetrics{latest: s.findings.latest, findings: s.findings.counts, started: time.Now()})
 	s.feed = &feed{
 		findings: s.findings, journal: changes,
@@ -331,6 +331,11 @@ func (s *Server) Status() Status {
 // problems are what is wrong with the documents themselves, with their names across stores, and with what they refer to.
 func (s *Server) problems() []config.Problem {
 	return append(s.written(), s.findings.problems()...)
+}
+
+// writtenAndRejected are the problems of documents by themselves, and what proxies refuse of what is made of them.
+func (s *Server) writtenAndRejected() []config.Problem {
+	return append(s.written(), rejections(s.discovery.Clients(), s.joined)...)
 }
 
 // written are the problems of the documents by themselves.

@@ -32,7 +32,9 @@ func (s *Server) debugHandler() http.Handler {
 	mux.HandleFunc("GET /ready", ready)
 	mux.HandleFunc("GET /healthz/ready", ready)
 	mux.HandleFunc("GET /debug/syncz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.discovery.Clients()) })
-	mux.HandleFunc("GET /debug/problems", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.problems()) })
+	mux.HandleFunc("GET /debug/problems", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, append(s.writtenAndRejected(), s.findings.problems()...))
+	})
 	mux.HandleFunc("GET /debug/configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.Status().Documents) })
 	mux.HandleFunc("GET /debug/registryz", s.serveRegistry)
 	mux.HandleFunc("GET /debug/config_dump", s.serveConfigDump)

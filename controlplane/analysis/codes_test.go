@@ -66,7 +66,7 @@ func security(kind, name, spec string) string {
 // whileRunning are the codes that nobody can tell of without a mesh that runs, each with the test that sees it told.
 var whileRunning = map[config.Code]string{
 	config.KeysNotFetched:  "controlplane: TestKeysThatCannotBeFetchedAreToldAtTheRuleUntilTheyCan",
-	config.RejectedByEnvoy: "controlplane: TestWhatARealEnvoyRejectsIsTracedToItsDocument",
+	config.RejectedByEnvoy: "controlplane: TestRejectionNamesTheDocumentThatChangedAndTheFieldThatItQuotes",
 	config.PatchLeftOut:    "controlplane/translate: TestPatchesThatEnvoyWouldNotTakeAreLeftOutAndToldOf",
 }
 

@@ -24,8 +24,11 @@ func (r *Report) WriteText(out io.Writer, colour bool) error {
 			fmt.Fprintln(&text, painted(colour, "\x1b[1m", plain(fileName(file))))
 		}
 		place := ""
-		if f.At.Line > 0 {
+		switch {
+		case f.At.Column > 0:
 			place = fmt.Sprintf("%d:%d", f.At.Line, f.At.Column)
+		case f.At.Line > 0:
+			place = fmt.Sprint(f.At.Line)
 		}
 		about := f.Message
 		if f.Value != "" {

@@ -161,6 +161,8 @@ type Blamed struct {
 	Document string `json:"document"`
 	// At is where it stands.
 	At string `json:"at,omitempty"`
+	// Field is the one that the reason quotes.
+	Field string `json:"field,omitempty"`
 	// Why says what speaks for its being the cause.
 	Why string `json:"why,omitempty"`
 }
