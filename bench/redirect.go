@@ -262,7 +262,7 @@ func netlinkRound(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSe
 		took("clean: netlink", func() error { return back.Clean(ctx) }))
 }
 
-// commandRound measures the agent's command as a process.
+// commandRound measures the agent's command as a process, and what a process takes that does nothing.
 func (b *bench) commandRound(ctx context.Context, ns netns.NsHandle, took measure) error {
 	agent := filepath.Join(b.bin, "pilotfish-agent")
 	run := func(args ...string) func() error {
@@ -271,5 +271,6 @@ func (b *bench) commandRound(ctx context.Context, ns netns.NsHandle, took measur
 		}
 	}
 	return errors.Join(took("apply: the command", run(dualStackFlags...)), took("clean: the command", run("iptables", "clean")),
-		took("the command's help", run("iptables", "--help")))
+		took("the command's help", run("iptables", "--help")),
+		took("a program that does nothing: true", func() error { return b.program(ctx, ns, "", "true") }))
 }
