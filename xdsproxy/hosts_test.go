@@ -54,6 +54,21 @@ func TestVirtualHostsOfTheLastGoodConfigurationComeBehindTheirRoutes(t *testing.
 	ask("a")
 	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: hostsType})
 	hosts([]string{"a/x", "a/y"}, nil)
+	// What it asked for by name besides comes once.
+	again := newEnvoyLike(t, relay)
+	again.start("a")
+	again.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: routesType, ResourceNamesSubscribe: []string{"a"}})
+	again.take(routesType, "")
+	again.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: hostsType, ResourceNamesSubscribe: []string{"*", "a/y"}})
+	got := again.take(hostsType, "")
+	if len(got.Resources) != 2 || got.Resources[0].Name == got.Resources[1].Name {
+		t.Errorf("a client that named one of them got %v", got.Resources)
+	}
+	envoy = newEnvoyLike(t, relay)
+	envoy.start("a")
+	ask("a")
+	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: hostsType})
+	hosts([]string{"a/x", "a/y"}, nil)
 	ask("b", "ns/c")
 	hosts([]string{"ns/c/z"}, []string{"b/none"})
 	if d := cmp.Diff("1", envoy.holds["VirtualHost ns/c/z"]); d != "" {

@@ -221,7 +221,12 @@ func (s *streamState) wanted(t *typeState, snapshot *lastgood.Snapshot) []string
 	_, starred := t.names[wildcard]
 	v, names := s.proto, sorted(t.names)
 	if t.all && t.url == hostsType {
-		return append(append(names, s.hostsOf(nil, snapshot)...), t.surplus(snapshot)...)
+		for _, name := range s.hostsOf(nil, snapshot) {
+			if _, asked := t.names[name]; !asked { // of a name that is there twice Envoy refuses all
+				names = append(names, name)
+			}
+		}
+		return append(names, t.surplus(snapshot)...)
 	}
 	all := t.all || v == sotw && (starred || len(t.names) == 0 && isWhole(t.url))
 	if all {
