@@ -223,8 +223,7 @@ func (c *connection) dispatch(sub *subscription, r *response) error {
 	if sub.typeURL == RouteType && c.wire.protocol() == deltaProtocol {
 		r.resources = make([]*Resource, len(resources))
 		for i, res := range resources {
-			known, _ := sub.known.get(res.Name)
-			r.resources[i] = c.apart.sending(res, known)
+			r.resources[i] = c.apart.sending(res)
 		}
 	}
 	if sub.typeURL == VirtualHostType && len(c.waiting) > 0 {

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"maps"
 	"slices"
 	"strings"
 )
@@ -24,15 +25,18 @@ type apart struct {
 	routes map[string]bool // the route configurations that are made so, of those generated for the client
 	placed map[string]bool // those whose virtual hosts the client was sent, or has from before
 	fresh  map[string]bool // those that the client did not have when they were sent: they come without virtual hosts
-	// accepted are those that the client has in some version.
+	// accepted are those that the client has in some version, with the virtual hosts of before. claimed are the versions of
+	// those that it came with: another version may be another control plane's, and whole, which Envoy had in the place of all
+	// virtual hosts that it still claims.
 	accepted map[string]bool
+	claimed  map[string]string
 	// unsettled are those whose version is provisional.
 	unsettled map[string]bool
 }
 
 func newApart() apart {
 	return apart{
-		routes: map[string]bool{}, placed: map[string]bool{}, fresh: map[string]bool{}, accepted: map[string]bool{}, unsettled: map[string]bool{},
+		routes: map[string]bool{}, placed: map[string]bool{}, fresh: map[string]bool{}, accepted: map[string]bool{}, claimed: map[string]string{}, unsettled: map[string]bool{},
 	}
 }
 
@@ -42,21 +46,24 @@ func routeOf(name string) string { return name[:max(0, strings.LastIndexByte(nam
 // note books which route configurations have their virtual hosts apart.
 func (a *apart) note(routes []*Resource) {
 	for _, r := range routes {
-		if r.HostsApart {
-			a.routes[r.Name] = true
-		} else {
+		if !r.HostsApart {
 			delete(a.routes, r.Name)
+			continue
 		}
+		a.routes[r.Name] = true
+		if version, ok := a.claimed[r.Name]; ok && version == r.Version {
+			a.accepted[r.Name] = true
+		}
+		delete(a.claimed, r.Name)
 	}
 }
 
-// sending books that a route configuration goes to the client, which has the known version of it or none, and gives what
-// is to be sent.
-func (a *apart) sending(r *Resource, known string) *Resource {
+// sending books that a route configuration goes to the client, and gives what is to be sent.
+func (a *apart) sending(r *Resource) *Resource {
 	if !r.HostsApart {
 		return r
 	}
-	if !a.accepted[r.Name] && (known == unsure || strings.HasSuffix(known, provisional)) && !a.unsettled[r.Name] {
+	if !a.accepted[r.Name] && !a.unsettled[r.Name] {
 		delete(a.placed, r.Name)
 		a.fresh[r.Name], a.unsettled[r.Name] = true, true
 	}
@@ -67,13 +74,7 @@ func (a *apart) sending(r *Resource, known string) *Resource {
 }
 
 // came books what a client says it has of route configurations when it comes back.
-func (a *apart) came(versions map[string]string) {
-	for name, version := range versions {
-		if !strings.HasSuffix(version, provisional) {
-			a.accepted[name] = true
-		}
-	}
-}
+func (a *apart) came(versions map[string]string) { maps.Copy(a.claimed, versions) }
 
 // refused books that the client refused route configurations. Where it has none from before it dropped what came behind, and
 // behind the next version, which may be on its way already, all has to come again.

@@ -72,15 +72,17 @@ func answers(t testing.TB, address string, want map[string]string) {
 
 func eachPartsEnvoy(t *testing.T, first func(listen string) resources, test func(t *testing.T, p *plane, e *envoytest.Envoy, address string)) {
 	for _, version := range partsVersions {
-		t.Run(version, func(t *testing.T) {
-			hostname, port := freeAddress()
-			world := first("").with(t, listener(t, "l1", hostname, port, "r1"), "l1")
-			p := startPlane(t, "127.0.0.1:0", world)
-			p.world = world
-			e := p.envoy(version, "DELTA_GRPC", "--drain-time-s", "1")
-			test(t, p, e, fmt.Sprintf("%s:%d", hostname, port))
-		})
+		t.Run(version, func(t *testing.T) { partsEnvoy(t, version, first, test) })
 	}
+}
+
+func partsEnvoy(t *testing.T, version string, first func(listen string) resources, test func(t *testing.T, p *plane, e *envoytest.Envoy, address string)) {
+	hostname, port := freeAddress()
+	world := first("").with(t, listener(t, "l1", hostname, port, "r1"), "l1")
+	p := startPlane(t, "127.0.0.1:0", world)
+	p.world = world
+	e := p.envoy(version, "DELTA_GRPC", "--drain-time-s", "1")
+	test(t, p, e, fmt.Sprintf("%s:%d", hostname, port))
 }
 
 func twoHosts(t testing.TB) func(string) resources {
