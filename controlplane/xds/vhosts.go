@@ -166,13 +166,23 @@ func (c *connection) followRoutes() error {
 	return c.answerWaiting(hosts)
 }
 
-// forgive forgets what the client refused of route configurations that it has no use for any more.
+// forgive forgets what the client refused of route configurations that it has no use for any more, and what came along with
+// that: should it want them again, it gets all of them.
 func (c *connection) forgive(hosts, routes *subscription) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	useless := func(name string) bool {
+		route := routeOf(name)
+		return !routes.names.has(route) && !c.apart.placed[route]
+	}
 	for name := range hosts.refused {
-		if route := routeOf(name); !routes.names.has(route) && !c.apart.placed[route] {
+		if useless(name) {
 			delete(hosts.refused, name)
+		}
+	}
+	for name, version := range hosts.known.all {
+		if version == unsure && useless(name) {
+			hosts.known.remove(name)
 		}
 	}
 }
