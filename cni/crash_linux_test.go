@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
@@ -174,15 +176,23 @@ func openFiles(t testing.TB) int {
 	return len(list)
 }
 
-// pair is the life of one pod: its namespace, ADD, DEL.
+// pair is the life of one pod: its namespace, ADD, DEL. On a busy machine an ADD may not learn in time what the pod is; what
+// runs pods then ends it, and tries again.
 func (h *host) pair(pod *agentapi.Pod, config []byte) (trouble string) {
 	ns, err := testns.Make()
 	if err != nil {
 		return err.Error()
 	}
 	defer func() { _ = ns.Handle.Close() }()
-	if answer := h.call("ADD", pod, netnsPath(ns), config); answer.err != nil {
-		return "ADD: " + answer.out + answer.log
+	added := h.call("ADD", pod, netnsPath(ns), config)
+	for tries := 1; tries < 10 && added.err != nil && added.Code == types.ErrTryAgainLater; tries++ {
+		if answer := h.call("DEL", pod, netnsPath(ns), config); answer.err != nil {
+			return "DEL of what did not start: " + answer.out + answer.log
+		}
+		added = h.call("ADD", pod, netnsPath(ns), config)
+	}
+	if added.err != nil {
+		return "ADD: " + added.out + added.log
 	}
 	if inForce(h.t, ns) == nil {
 		return "after ADD nothing is in force"
