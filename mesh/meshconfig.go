@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
 )
@@ -24,13 +25,19 @@ func (v value) meshConfig(t *Topology) {
 	v.message(t.Mesh)
 }
 
-// readMeshFile reads the mesh configuration where it is in a file of its own.
-func (t *Topology) readMeshFile(doc *document) {
-	if t.MeshFile == "" {
-		return
-	}
+// checkMesh reads the mesh configuration where it is in a file of its own, and refuses one that proxies would.
+func (t *Topology) checkMesh(doc *document) {
 	at := t.spec.field("mesh")
 	at.doc = doc
+	if t.MeshFile != "" {
+		t.readMeshFile(at)
+	}
+	if _, err := config.CheckMesh(t.Mesh); err != nil {
+		at.problem("", "%v", err)
+	}
+}
+
+func (t *Topology) readMeshFile(at value) {
 	text, err := os.ReadFile(t.MeshFile)
 	if err == nil {
 		_, err = protoyaml.Unmarshal(string(text), t.Mesh)

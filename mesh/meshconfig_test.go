@@ -40,3 +40,24 @@ func TestMeshConfigurationMayHaveAFileOfItsOwn(t *testing.T) {
 		})
 	}
 }
+
+func TestMeshConfigurationThatProxiesWouldRefuseIsRefusedAtItsPlace(t *testing.T) {
+	for name, mesh := range map[string]string{"in the topology": "{proxyHttpPort: 70000}", "in a file": "mesh-config.yaml"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			topology := filepath.Join(dir, "mesh.yaml")
+			for file, text := range map[string]string{
+				topology:                               "apiVersion: pilotfish.dev/v1alpha1\nkind: Mesh\nmetadata: {name: shop}\nspec: {workloads: [],\n  mesh: " + mesh + "}\n",
+				filepath.Join(dir, "mesh-config.yaml"): "proxyHttpPort: 70000\n",
+			} {
+				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err := Load(topology)
+			if err == nil || !strings.Contains(err.Error(), topology+":5:") || !strings.Contains(err.Error(), "proxyHttpPort") || strings.Count(err.Error(), "70000") != 1 {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}

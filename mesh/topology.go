@@ -122,7 +122,7 @@ func Load(path string) (*Topology, error) {
 	if err := doc.invalid(); err != nil {
 		return nil, err
 	}
-	t.readMeshFile(doc)
+	t.checkMesh(doc)
 	if err := doc.invalid(); err != nil {
 		return nil, err
 	}
