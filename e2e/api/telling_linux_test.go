@@ -85,7 +85,7 @@ func TestCollectorsAreTold(t *testing.T) {
 			}},
 		{name: "metrics that are switched off", ports: []string{"http"}, only: []string{testenv.EnvoyVersion}, alone: []string{"guarded"},
 			docs: tells("guarded", `metrics: [{providers: [{name: prometheus}], overrides: [
-  {match: {metric: ALL_METRICS, mode: SERVER}, tagOverrides: {off: {value: "'$HOST'"}}},
+  {match: {metric: ALL_METRICS, mode: SERVER}, tagOverrides: {'off': {value: "'$HOST'"}}},
   {match: {metric: REQUEST_SIZE, mode: SERVER}, disabled: true}]}]`),
 			check: func(w *world, host string) error {
 				if err := w.answers(answer{from: "client", status: 200}); err != nil {
