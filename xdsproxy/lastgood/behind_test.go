@@ -68,6 +68,46 @@ func TestVersionIsNotClaimedForWhatIsNotKeptAsItHasIt(t *testing.T) {
 	}
 }
 
+// Nothing is known of a type of which Envoy has accepted nothing yet: it is not one that is empty, which an Envoy that starts
+// would be served with.
+func TestTypeOfWhichNothingWasAcceptedIsNotKnown(t *testing.T) {
+	plain := Identity{Node: me.Node, Cluster: me.Cluster, Protocol: sotw}
+	s := open(t, t.TempDir(), 0)
+	s.Begin(plain, true)
+	accept(s, 1, clusters, "a", "1", "A1")
+	s.Resource(2, routes, "bad", "", []byte("not accepted"))
+	s.Response(2, routes, "1", true)
+	s.Rejected(2)
+	s.Mark()
+	known := func(want bool) {
+		t.Helper()
+		snapshot, err := s.Load(plain)
+		if err != nil || snapshot == nil {
+			t.Fatal(snapshot, err)
+		}
+		defer func() { _ = snapshot.Close() }()
+		if version, ok := snapshot.Version(routes); ok != want || version != "" {
+			t.Errorf("version %q, known %v, want %v", version, ok, want)
+		}
+	}
+	known(false)
+	s.mu.Lock()
+	s.rewrite()
+	s.mu.Unlock()
+	known(false)
+	s.Response(3, routes, "2", true)
+	s.Accepted(3)
+	s.Mark()
+	if snapshot, err := s.Load(plain); err != nil {
+		t.Fatal(err)
+	} else {
+		defer func() { _ = snapshot.Close() }()
+		if version, ok := snapshot.Version(routes); !ok || version != "2" {
+			t.Errorf("version %q, known %v, once a response without resources was accepted", version, ok)
+		}
+	}
+}
+
 func expectVersion(t *testing.T, s *Store, id Identity, want, version string) {
 	t.Helper()
 	snapshot, err := s.Load(id)

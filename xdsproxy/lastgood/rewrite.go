@@ -73,7 +73,7 @@ func (w *copier) write(k kind, fields, content []byte) {
 	}
 }
 
-// copyType writes all of a type as one response that was accepted, and what is behind as one that was not.
+// copyType writes all of a type as one response that was accepted, if any was, and what is behind as one that was not.
 func (w *copier) copyType(old *Snapshot, stage uint64, typeURL string) error {
 	for _, name := range old.Names(typeURL) {
 		version, content, _, err := old.Resource(typeURL, name)
@@ -83,8 +83,10 @@ func (w *copier) copyType(old *Snapshot, stage uint64, typeURL string) error {
 		w.write(kindResource, fields(stage, typeURL, name, version), content)
 	}
 	t := old.types[typeURL]
-	w.write(kindResponse, append(fields(stage, typeURL, t.version), 1), nil)
-	w.write(kindAccepted, fields(stage), nil)
+	if t.accepted {
+		w.write(kindResponse, append(fields(stage, typeURL, t.version), 1), nil)
+		w.write(kindAccepted, fields(stage), nil)
+	}
 	if len(t.behind) == 0 {
 		return w.err
 	}

@@ -24,7 +24,9 @@ type Snapshot struct {
 
 type typeState struct {
 	version string
-	entries map[string]entry
+	// accepted says that a response of the type was.
+	accepted bool
+	entries  map[string]entry
 	// behind are resources that are not kept as the version has them. Only SotW has one version for all of them.
 	behind map[string]struct{}
 }
@@ -231,7 +233,7 @@ func (r *replay) accepted(in *reader) error {
 		delete(s.resources, name)
 	}
 	t := r.s.of(s.typeURL)
-	t.version = s.version
+	t.version, t.accepted = s.version, true
 	if s.whole {
 		clear(t.entries)
 		clear(t.behind)
@@ -305,10 +307,10 @@ func (s *Snapshot) Types() []string {
 // say what there is: a control plane that keeps versions then sends everything.
 func (s *Snapshot) Version(typeURL string) (version string, ok bool) {
 	t := s.types[typeURL]
-	if t == nil {
+	switch {
+	case t == nil || !t.accepted:
 		return "", false
-	}
-	if len(t.behind) > 0 {
+	case len(t.behind) > 0:
 		return "", true
 	}
 	return t.version, true
