@@ -212,7 +212,8 @@ func (v *filterVersions) note() {
 
 // run keeps the file, until the context ends and then once more.
 func (v *filterVersions) run(ctx context.Context) {
-	var written []byte
+	var written []byte // what the file has
+	same := false      // not before it was written: an earlier process left something else
 	for ended := false; !ended; {
 		select {
 		case <-ctx.Done():
@@ -220,7 +221,7 @@ func (v *filterVersions) run(ctx context.Context) {
 		case <-v.wake:
 		}
 		data, known, err := v.encode()
-		if !known || err == nil && bytes.Equal(data, written) {
+		if !known || err == nil && same && bytes.Equal(data, written) {
 			continue
 		}
 		if err == nil {
@@ -230,7 +231,7 @@ func (v *filterVersions) run(ctx context.Context) {
 			v.log.Warn("the versions of EnvoyFilters before the last edits are not kept for a restart", "file", v.file, "error", err)
 			continue
 		}
-		written = data
+		written, same = data, true
 	}
 }
 

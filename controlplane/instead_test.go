@@ -3,6 +3,7 @@ package controlplane_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -182,9 +183,20 @@ func TestVersionsOfFiltersOutlastAControlPlane(t *testing.T) {
 	live(func(_ *plane, k *taken) {
 		k.eventually(t, "the client has no filter", func() bool { return k.now != "" && !strings.Contains(k.now, "lua.guard") })
 	})
+	if _, err := os.Stat(filepath.Join(state, "filter-versions")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the versions of a filter that is gone are still kept: %v", err)
+	}
 	put(noScript)
 	live(func(p *plane, k *taken) {
-		k.eventually(t, "nothing stands in for it", func() bool { return k.refused > 0 && k.now == "" })
+		k.eventually(t, "it is refused", func() bool { return k.refused > 0 })
+		p.rejection(xds.ListenerType)
+		put(adds("x", "new"))
+		has(k, "new")
+		for _, text := range k.ever {
+			if !strings.Contains(text, "new") {
+				t.Error("what was taken away earlier stands in for what is refused")
+			}
+		}
 	})
 	if err := os.WriteFile(filepath.Join(state, "filter-versions"), []byte("no json"), 0o600); err != nil {
 		t.Fatal(err)
