@@ -22,6 +22,7 @@ type passage struct {
 	families map[iptables.Families]ends
 	hardware [6]byte                     // who sends the frames that come in by it
 	strict   bool                        // of IPv4, nothing comes in that its routes do not lead back
+	closed   error                       // why nothing can come in by it
 	lacks    map[iptables.Families]error // why there is none for a family
 	err      error                       // why there is none at all
 }
@@ -59,12 +60,32 @@ func (w *world) makePassage(name string, number int) (p *passage, err error) {
 		return p, errors.New("it is down")
 	}
 	p.strict = strict(name)
+	p.closed = w.closed(p.link.Attrs())
 	for f := range w.families {
 		if err := w.leadOut(p, f, testTable+number); err != nil {
 			p.lacks[f] = fmt.Errorf("%w %s: %w", ErrNoPassage, name, err)
 		}
 	}
+	if p.closed != nil {
+		return p, nil
+	}
 	return p, w.leadIn(p)
+}
+
+// closed says why no frame can be led in by the link. One that is led to a port of a bridge would be the bridge's, which
+// might pass it on to a network.
+func (w *world) closed(link *netlink.LinkAttrs) error {
+	if link.MasterIndex != 0 {
+		by := fmt.Sprintf("link %d", link.MasterIndex)
+		if master, err := w.netlink.LinkByIndex(link.MasterIndex); err == nil {
+			by = master.Attrs().Name
+		}
+		return fmt.Errorf("it is a port of %s, which takes what comes in by it", by)
+	}
+	if link.RawFlags&unix.IFF_LOWER_UP == 0 {
+		return errors.New("it has no carrier, without which the kernel lets nothing in by it")
+	}
+	return nil
 }
 
 // strict tells whether the kernel drops what comes in by the interface from where another one leads.
@@ -180,6 +201,9 @@ func (w *world) passable(p Packet) error {
 	by := w.passages[p.Interface]
 	if by == nil {
 		return nil
+	}
+	if by.err == nil && by.closed != nil && p.Inbound {
+		return fmt.Errorf("%w %s: %w", ErrNoPassage, p.Interface, by.closed)
 	}
 	if by.err == nil && by.strict && p.Inbound && p.Destination.Addr().Is4() {
 		return fmt.Errorf("%w %s: it takes only what its own routes would lead back (rp_filter)", ErrNoPassage, p.Interface)

@@ -249,3 +249,60 @@ func TestWhatOfAnInterfaceCanBeShownIs(t *testing.T) {
 		t.Errorf("%d packets of the tests got to a network", n)
 	}
 }
+
+// What would come in by a port of a bridge is the bridge's, which passes it on to its other ports.
+func TestNothingIsLedIntoAnInterfaceThatDoesNotTakeItForTheNamespace(t *testing.T) {
+	for name, one := range map[string]struct {
+		make func(t *testing.T, ns, beyond *testns.Namespace)
+		told string
+	}{
+		"port of a bridge": {func(t *testing.T, ns, _ *testns.Namespace) {
+			ns.Links(t, func(h *netlink.Handle) error {
+				bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
+				if err := errors.Join(h.LinkAdd(bridge), h.LinkSetUp(bridge)); err != nil {
+					return err
+				}
+				var errs []error
+				for _, name := range []string{"net1", "net2"} {
+					port, err := h.LinkByName(name)
+					if err != nil {
+						return err
+					}
+					errs = append(errs, h.LinkSetMaster(port, bridge))
+				}
+				return errors.Join(errs...)
+			})
+		}, "interface net1: it is a port of br0, which takes what comes in by it"},
+		"no carrier": {func(t *testing.T, _, beyond *testns.Namespace) {
+			beyond.Links(t, func(h *netlink.Handle) error {
+				peer, err := h.LinkByName("beyond")
+				if err != nil {
+					return err
+				}
+				return h.LinkSetDown(peer)
+			})
+		}, "interface net1: it has no carrier, without which the kernel lets nothing in by it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := testns.New(t)
+			beyond := attach(t, ns, "net1")
+			first, second := watched(t, beyond), watched(t, attach(t, ns, "net2"))
+			one.make(t, ns, beyond)
+			rules := compile(t, func(o *iptables.Options) { o.ExcludeInterfaces = []string{"net1"} })
+			b := backend(t, ns)
+			if err := b.Apply(context.Background(), rules); err != nil {
+				t.Fatal(err)
+			}
+			r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
+			if err != nil || !r.OK() {
+				t.Errorf("%v\n%s", err, r.Long())
+			}
+			if !slices.ContainsFunc(r.Unproven, func(text string) bool { return strings.HasSuffix(text, one.told) }) {
+				t.Errorf("%q is not in %q", one.told, r.Unproven)
+			}
+			if n := first() + second(); n > 0 {
+				t.Errorf("%d packets of the tests got to a network", n)
+			}
+		})
+	}
+}
