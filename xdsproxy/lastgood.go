@@ -23,7 +23,7 @@ type LastGood struct {
 	MaxMemory int64
 	// Wait is how long an Envoy that starts waits for a connection to a control plane before it gets the last good
 	// configuration, unless connecting is known to fail; zero is 500 ms. Silence is how long it waits for the first answer on
-	// a connection; zero is 3 s.
+	// a connection, or for the next one; zero is 3 s.
 	Wait, Silence time.Duration
 
 	retry, patience time.Duration

@@ -254,7 +254,8 @@ func (t *typeState) surplus(snapshot *lastgood.Snapshot) (names []string) {
 }
 
 // watch ends a stream upstream on which nothing comes that Envoy waits for, when Envoy has no listeners yet, and the last good
-// configuration or another control plane would help. It also lets others end it. What it returns ends the watch.
+// configuration or another control plane would help. Where what comes is slow, it ends the stream once, for Envoy to get the
+// last good configuration meanwhile. It also lets others end it. What it returns ends the watch.
 func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,7 +270,11 @@ func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
 			return
 		}
 		quiet := uptime() - time.Duration(a.heard.Load())
-		if again := p.left(quiet, a.upstream.Arrived(), s.state.awaitsAnswer()); again > 0 {
+		awaited := s.state.awaitsAnswer()
+		if again := p.left(quiet, a.upstream.Arrived(), awaited); again > 0 {
+			if quiet >= p.lasts && awaited && s.renewSlow(renew) {
+				return
+			}
 			timer.Reset(again)
 			return
 		}
@@ -282,6 +287,18 @@ func (s *session) watch(a *ascent, renew context.CancelCauseFunc) (end func()) {
 		timer.Stop()
 		s.keeping.renew = nil
 	}
+}
+
+// renewSlow has the stream upstream begun anew, with the last good configuration first, where there may be one that Envoy was
+// not offered yet, and says whether it does so. Never in the middle of a response of which Envoy may have a part; the caller
+// holds the lock.
+func (s *session) renewSlow(renew context.CancelCauseFunc) bool {
+	if !s.wantsLastGood() || s.keeper.store.Status().Bytes == 0 || !s.delivering.TryLock() {
+		return false
+	}
+	defer s.delivering.Unlock()
+	renew(errRenewed)
+	return true
 }
 
 // servedLastGood books a response of the last good configuration.

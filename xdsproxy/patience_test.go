@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// A control plane that is slow, at 10 KB a second for one, is not left for a configuration that is older.
+// A control plane that is slow, at 10 KB a second for one, is not left for a configuration that is older, but that Envoy may get that
+// one meanwhile.
 func TestControlPlaneThatIsSlowIsNotSilent(t *testing.T) {
 	p := patience{lasts: 3 * time.Second}
 	for at := 3 * time.Second; at < 10*time.Minute; at += 3 * time.Second {
