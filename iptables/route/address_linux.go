@@ -91,10 +91,13 @@ func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	}
 	_, err := k.Ask(kind, flags, parts...)
 	if errors.Is(err, unix.EACCES) && family == unix.AF_INET6 {
-		return fmt.Errorf("%w: IPv6 is disabled on lo (sysctl net.ipv6.conf.lo.disable_ipv6), so the proxy cannot take it; leave IPv6 out (--ipv6 pass)", err)
+		return fmt.Errorf("%w: %s", err, disabledIPv6)
 	}
 	return err
 }
+
+// disabledIPv6 is why the kernel takes neither an address nor a route of it.
+const disabledIPv6 = "IPv6 is disabled on lo (sysctl net.ipv6.conf.lo.disable_ipv6), so the proxy cannot take it; leave IPv6 out (--ipv6 pass, and no --dual-stack)"
 
 func (k *session) addAddress(p netip.Prefix) error {
 	return k.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, p)

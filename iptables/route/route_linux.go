@@ -248,6 +248,8 @@ func explainRoute(err error, table int) error {
 		return fmt.Errorf("%w: table %d has a default route of somebody else's; name a free table (--istio-inbound-tproxy-route-table)", err, table)
 	case errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.ENETUNREACH):
 		return fmt.Errorf("%w: the interface lo is down in this network namespace (ip link set lo up)", err)
+	case errors.Is(err, unix.EACCES): // of a missing capability the kernel says EPERM
+		return fmt.Errorf("%w: %s", err, disabledIPv6)
 	}
 	return err
 }

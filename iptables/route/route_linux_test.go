@@ -97,6 +97,22 @@ func TestAForeignRouteInTheTableIsAnErrorWithItsRemedy(t *testing.T) {
 	}
 }
 
+func TestDisabledIPv6IsAnErrorWithItsRemedy(t *testing.T) {
+	ns := testns.New(t)
+	run1(t, ns, `sysctl -qw net.ipv6.conf.lo.disable_ipv6=1`)
+	before := show(t, ns)
+	addresses := &iptables.Routing{LoopbackAddresses: []netip.Prefix{netip.MustParsePrefix("::6/128")}}
+	for _, want := range []*iptables.Routing{wanted, addresses} {
+		_, err := New(Config{NetNS: int(ns.Handle)}).Add(want, iptables.BothFamilies)
+		if !errors.Is(err, unix.EACCES) || !strings.Contains(err.Error(), "lo.disable_ipv6") {
+			t.Errorf("error: %v", err)
+		}
+		if after := show(t, ns); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	}
+}
+
 func TestAFailureOnTheWayIsUndone(t *testing.T) {
 	ns := testns.New(t)
 	before := show(t, ns)
