@@ -31,6 +31,8 @@ type Exit struct {
 	CoreDumped bool
 	// Forced is set when Stop had to use SIGKILL because the deadline passed.
 	Forced bool
+	// Remains is set when it had still not ended a while after SIGKILL: what the kernel says of its threads.
+	Remains string
 	// Evidence says by what an end for lack of memory is known.
 	Evidence string
 	// Ran is how long the process lived.
@@ -52,6 +54,8 @@ func (e Exit) String() string {
 	switch {
 	case e.Reason == OOMKilled:
 		return fmt.Sprintf("killed by the kernel for lack of memory after %v (%s); give it a higher memory limit", e.ran(), e.Evidence)
+	case e.Remains != "":
+		return fmt.Sprintf("was given up: its end is not known %v after SIGKILL (%s)", killGrace, e.Remains)
 	case e.Reason == Stopped && e.Forced:
 		return "stopped with SIGKILL: it had not ended by the deadline after SIGTERM"
 	case e.Reason == Stopped:

@@ -30,6 +30,8 @@ func TestMain(m *testing.M) {
 		helperHog()
 	case "starve":
 		helperStarve()
+	case "hold":
+		helperHold()
 	default:
 		goleak.VerifyTestMain(m)
 	}

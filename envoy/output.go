@@ -59,6 +59,11 @@ func (o *output) finish() []string {
 	case <-time.After(2 * outputGrace):
 	}
 	_ = o.file.Close()
+	return o.last()
+}
+
+// last gives the last lines that there are by now.
+func (o *output) last() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.tail.lines()

@@ -15,6 +15,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
+// killGrace is how long an Envoy may take to end, and its end to be told, after SIGKILL. It is longer than what is waited for
+// its output.
+const killGrace = 3 * outputGrace
+
 // Config says how to start an Envoy.
 type Config struct {
 	// Path is the binary, Args its arguments (Options.Args makes them), Dir its working directory.
@@ -42,7 +46,8 @@ type Process struct {
 	output  *output
 	oom     *oomWatch
 	done    chan struct{}
-	exit    Exit // written before done is closed
+	told    sync.Once // guards exit and the close of done
+	exit    Exit      // written before done is closed
 
 	mu     sync.Mutex
 	ended  bool // the process is a zombie at most: no signal goes to it any more
@@ -97,7 +102,7 @@ func startError(c Config, err error) error {
 // PID is Envoy's process id, and that of its process group.
 func (p *Process) PID() int { return p.pid }
 
-// Done is closed when Envoy has ended, its whole process group is gone and its output is read.
+// Done is closed when Envoy has ended, its whole process group is gone and its output is read, or when Stop gave up.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Exit tells how Envoy ended. It waits for the end.
@@ -107,7 +112,8 @@ func (p *Process) Exit() Exit {
 }
 
 // Stop ends Envoy: SIGTERM to its process group, and when the context ends before that is done, SIGKILL. It returns when
-// Envoy is gone. Envoy cuts its connections at SIGTERM: drain first (Admin.DrainListeners). Several callers may stop;
+// Envoy is gone, or when the kernel has not ended it six seconds after SIGKILL, as where a thread of it waits for a disk:
+// it ends with its owner at the latest. Envoy cuts its connections at SIGTERM: drain first (Admin.DrainListeners). Several callers may stop;
 // the first context to end decides.
 func (p *Process) Stop(ctx context.Context) Exit {
 	if ctx.Err() == nil {
@@ -120,6 +126,16 @@ func (p *Process) Stop(ctx context.Context) Exit {
 		}
 	}
 	p.signal(syscall.SIGKILL)
+	timer := time.NewTimer(killGrace)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+		p.conclude(Exit{
+			Reason: Stopped, Code: -1, Signal: syscall.SIGKILL, Forced: true, Remains: remains(p.pid),
+			Ran: time.Since(p.started), Tail: p.output.last(),
+		})
+	}
 	return p.Exit()
 }
 
@@ -180,19 +196,31 @@ func (p *Process) awaitEnd() {
 	p.mu.Lock()
 	p.ended = true
 	p.mu.Unlock()
-	p.exit = p.verdict(p.cmd.ProcessState, p.oom.stop())
-	p.exit.Tail = p.output.finish()
+	exit := p.verdict(p.cmd.ProcessState, p.oom.stop())
+	exit.Tail = p.output.finish()
 	var exitErr *exec.ExitError
 	if err != nil && !errors.As(err, &exitErr) {
 		p.log.Warn("waiting for Envoy failed", "pid", p.pid, "error", err)
 	}
-	p.report()
-	close(p.done)
+	if !p.conclude(exit) {
+		p.log.Info("Envoy has ended after all", "pid", p.pid)
+	}
+}
+
+// conclude tells how Envoy ended, unless that was told before.
+func (p *Process) conclude(e Exit) (first bool) {
+	p.told.Do(func() {
+		first = true
+		p.exit = e
+		p.report()
+		close(p.done)
+	})
+	return first
 }
 
 func (p *Process) report() {
 	level := slog.LevelError
-	if p.exit.Reason == Stopped {
+	if p.exit.Reason == Stopped && p.exit.Remains == "" {
 		level = slog.LevelInfo
 	}
 	p.log.Log(context.Background(), level, "Envoy "+p.exit.String(), "pid", p.pid, "reason", string(p.exit.Reason), "exitCode", p.exit.ExitCode())

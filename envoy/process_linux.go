@@ -1,9 +1,15 @@
 package envoy
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -48,3 +54,27 @@ func signalGroup(pgid int, s syscall.Signal) error {
 }
 
 func killGroup(pgid int) error { return signalGroup(pgid, syscall.SIGKILL) }
+
+// remains says what the kernel knows of a process that does not end: the state of each of its threads, and the function in
+// which it waits. It reads nothing that needs the process's memory, which may be locked.
+func remains(pid int) string {
+	const most = 20
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	var told []string
+	for _, thread := range threads[:min(len(threads), most)] {
+		stat, err := os.ReadFile(filepath.Join(thread, "stat"))
+		if err != nil {
+			continue // it has ended
+		}
+		state := "?"
+		if fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(fields) > 0 {
+			state = fields[0]
+		}
+		where, _ := os.ReadFile(filepath.Join(thread, "wchan"))
+		told = append(told, fmt.Sprintf("thread %s is in state %s at %s", filepath.Base(thread), state, cmp.Or(string(where), "?")))
+	}
+	if len(told) == 0 {
+		return "the kernel does not know it any more"
+	}
+	return strings.Join(told, ", ")
+}

@@ -25,6 +25,8 @@ func holdThread() (release func()) { return func() {} }
 
 func awaitZombie(int) bool { return false }
 
+func remains(int) string { return errNotLinux().Error() }
+
 func signalGroup(int, syscall.Signal) error { return errNotLinux() }
 
 func killGroup(int) error { return errNotLinux() }
