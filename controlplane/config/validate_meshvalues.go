@@ -1,12 +1,16 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
+	"crypto/x509"
 	"fmt"
 	"path"
 	"strings"
 
 	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
 // checkMeshValues finds the first value of a mesh configuration that proxies would refuse: what is made of such a one is in
@@ -30,6 +34,11 @@ func (s scope) meshValues(mesh *meshconfig.MeshConfig) {
 	s.field("defaultHttpRetryPolicy").retries(mesh.GetDefaultHttpRetryPolicy())
 	s.field("localityLbSetting").localities(mesh.GetLocalityLbSetting())
 	s.field("defaultConfig").field("tracing").field("sampling").percent(mesh.GetDefaultConfig().GetTracing().GetSampling())
+	for i, root := range mesh.GetCaCertificates() {
+		if _, ok := root.GetCertificateData().(*meshconfig.MeshConfig_CertificateData_Pem); ok {
+			s.item("caCertificates", i).field("pem").roots(root.GetPem())
+		}
+	}
 	s.field("meshMTLS").meshTLS(mesh.GetMeshMTLS())
 	s.field("tlsDefaults").meshTLS(mesh.GetTlsDefaults())
 	s.field("accessLogFile").logPath(mesh.GetAccessLogFile())
@@ -100,5 +109,36 @@ func (s scope) logPath(file string) {
 	case file == "":
 	case strings.HasSuffix(file, "/"), path.Clean(file) == ".":
 		s.refuse(file, "a folder, not a file", "as in /dev/stdout")
+	}
+}
+
+// roots are certificates of authorities. Agents take none of the mesh's roots, also not the authority's own, if one is bad.
+func (s scope) roots(text string) {
+	const remedy = "put in certificates of authorities, in PEM"
+	size := fmt.Sprintf("%d bytes", len(text)) // never what is in it: it may be a key
+	blocks, err := pemtext.Blocks([]byte(text))
+	if err != nil {
+		s.refuse(size, err.Error(), remedy)
+		return
+	}
+	n := 0
+	for _, block := range blocks {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		n++
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			s.refuse(fmt.Sprintf("certificate %d", n), fmt.Sprintf("it cannot be read: %v", err), remedy)
+			return
+		}
+		old := !cert.BasicConstraintsValid && cert.Version < 3 // says nothing of it
+		if !cert.IsCA && !old && !bytes.Equal(cert.RawIssuer, cert.RawSubject) {
+			s.refuse(cert.Subject, "it is not the certificate of an authority, so that no other leads to it", "put in that of "+cert.Issuer.String()+", which has signed it")
+			return
+		}
+	}
+	if n == 0 {
+		s.refuse(size, "there is no certificate in it", remedy)
 	}
 }

@@ -1,11 +1,15 @@
 package config
 
 import (
+	"encoding/pem"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
 // TestExpressionsThatProxiesTake: all that pass here were seen to be taken by Envoy 1.36.4 and 1.40.0, and those that do
@@ -136,6 +140,38 @@ func TestMeshConfigurationsThatProxiesWouldRefuseAreRefused(t *testing.T) {
 	}
 	warnings, err := CheckMesh(&meshconfig.MeshConfig{IngressClass: "x", AccessLogFile: "y"})
 	if err != nil || len(warnings) != 1 || warnings[0].Field != "ingressClass" {
+		t.Errorf("%v %v", warnings, err)
+	}
+}
+
+// Agents take all roots of the mesh or none: one that is none would keep the next root of the authority from them.
+func TestRootsThatAgentsWouldRefuseAreRefused(t *testing.T) {
+	authority := testpki.New(t, "mesh")
+	root := string(authority.PEM())
+	leaf, key := authority.Server(t, "a.example")
+	for name, c := range map[string]struct{ pem, why string }{
+		"no PEM":                 {"x", "no certificate"},
+		"nothing":                {"", "no certificate"},
+		"a key":                  {string(key), "no certificate"},
+		"cut off":                {root + root[:len(root)/2], "not whole"},
+		"no certificate in PEM":  {string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})), "cannot be read"},
+		"a server's certificate": {root + string(leaf), "not the certificate of an authority"},
+		"two roots":              {root + string(testpki.New(t, "other").PEM()), ""},
+	} {
+		_, err := CheckMesh(&meshconfig.MeshConfig{CaCertificates: []*meshconfig.MeshConfig_CertificateData{
+			{CertificateData: &meshconfig.MeshConfig_CertificateData_Pem{Pem: root}}, {CertificateData: &meshconfig.MeshConfig_CertificateData_Pem{Pem: c.pem}},
+		}})
+		if (c.why == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), c.why) || !strings.Contains(err.Error(), "caCertificates[1].pem")) {
+			t.Errorf("%s: %v, not %q", name, err, c.why)
+		}
+		if (sds.CheckRoots([]string{root, c.pem}) == nil) != (c.why == "") {
+			t.Errorf("%s: agents see it otherwise", name)
+		}
+	}
+	warnings, err := CheckMesh(&meshconfig.MeshConfig{CaCertificates: []*meshconfig.MeshConfig_CertificateData{
+		{CertificateData: &meshconfig.MeshConfig_CertificateData_SpiffeBundleUrl{SpiffeBundleUrl: "https://bundles.example"}},
+	}})
+	if err != nil || len(warnings) != 1 || warnings[0].Field != "caCertificates[0].spiffeBundleUrl" {
 		t.Errorf("%v %v", warnings, err)
 	}
 }

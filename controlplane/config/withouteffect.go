@@ -29,6 +29,10 @@ var withoutEffect = map[protoreflect.FullName]note{
 
 	"istio.networking.v1alpha3.WorkloadEntry.network": {why: ": all networks are taken to reach one another", remedy: noSubstitute},
 
+	"istio.mesh.v1alpha1.MeshConfig.CertificateData.spiffe_bundle_url": {why: ": no bundles are fetched, and nobody trusts what is in this one", remedy: "put its certificates into pem"},
+	"istio.mesh.v1alpha1.MeshConfig.CertificateData.trust_domains":     {why: ": the roots are trusted for identities of all trust domains that the mesh takes", remedy: noSubstitute},
+	"istio.mesh.v1alpha1.MeshConfig.CertificateData.cert_signers":      {why: ": the roots are told to all agents", remedy: noSubstitute},
+
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.resource_detectors":           {remedy: noSubstitute},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.service_attribute_enrichment": {remedy: noSubstitute},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.dynatrace_sampler":            {remedy: "set randomSamplingPercentage in a Telemetry"},
