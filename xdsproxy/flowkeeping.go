@@ -41,7 +41,11 @@ func (k *flowKeeping) add(r response, part *frame) {
 	}
 	k.session.mu.Lock()
 	defer k.session.mu.Unlock()
-	if k.inForce() && k.keeper.tryPut(k.write(k.waiting)) {
+	switch {
+	case !k.inForce(): // nor will it be again before the response has passed
+		k.drop()
+		k.stage = 0
+	case k.keeper.tryPut(k.write(k.waiting)):
 		k.waiting, k.bytes = nil, 0
 	}
 }

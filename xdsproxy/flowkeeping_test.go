@@ -1,10 +1,13 @@
 package xdsproxy
 
 import (
+	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/mem"
 )
 
 const flowing = 4 << 20
@@ -78,3 +81,47 @@ func TestLargeResponseThatIsNotCompletedDoesNotCount(t *testing.T) {
 	stop()
 	afterwards(t, config, map[string]string{"Cluster a": "1", "Listener in": "1"})
 }
+
+// Nothing of a large response is held for a disk that was given up while it passes.
+func TestLargeResponseIsNotHeldOnceItIsNotKept(t *testing.T) {
+	const typeURL, part = clusterType, keepBatch / 2
+	s := &session{proto: delta, keeper: newKeeper(slog.New(slog.DiscardHandler)), state: newStreamState(delta)}
+	s.state.of(typeURL)
+	s.keeping.known, s.keeping.begun = true, true
+	for range maxKeeping {
+		s.keeper.todo <- func() {} // no room is left, and nobody writes
+	}
+	k := s.beginFlow(typeURL)
+	var lives atomic.Int32
+	add := func() {
+		lives.Add(1)
+		content := make([]byte, part)
+		piece := mem.NewBuffer(&content, poolOf(func() { lives.Add(-1) }))
+		f := &frame{data: mem.BufferSlice{piece}}
+		k.add(response{typeURL: typeURL}, f)
+		f.free()
+	}
+	for range 6 {
+		add()
+	}
+	if got := lives.Load(); got != 6 {
+		t.Fatalf("%d parts wait for the disk, want 6", got)
+	}
+	s.keeping.lost = true
+	for range 6 {
+		add()
+	}
+	if got := lives.Load(); got != 0 {
+		t.Errorf("%d parts are held that are not kept", got)
+	}
+	if stage := k.end(response{typeURL: typeURL}); stage != 0 {
+		t.Errorf("it is kept as %d", stage)
+	}
+}
+
+// poolOf is told when a buffer is given back.
+type poolOf func()
+
+func (poolOf) Get(int) *[]byte { return nil }
+
+func (p poolOf) Put(*[]byte) { p() }
