@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -71,6 +72,7 @@ func TestNoRequestFailsWhenOneOfTwoControlPlanesIsKilled(t *testing.T) {
 func (w *world) move(f *traffic, from, to *plane) {
 	w.t.Helper()
 	f.check()
+	w.read(from, to)
 	w.settled(f, from, to)
 	moving := from.clients()
 	before := to.sent()
@@ -92,6 +94,34 @@ func (w *world) move(f *traffic, from, to *plane) {
 		w.t.Errorf("%d streams moved to another control plane, which sent them %v bytes: %v", moving, bytes, delta)
 	}
 	from.start()
+}
+
+// read waits until these control planes have read all that was written, and sent what there was to send.
+func (w *world) read(planes ...*plane) {
+	w.t.Helper()
+	w.marks++
+	mark := fmt.Sprintf("mark-%d", w.marks)
+	w.write("istio/mark.yaml", "apiVersion: networking.istio.io/v1\nkind: WorkloadGroup\nmetadata: {name: "+mark+", namespace: ns0}\nspec: {template: {}}\n")
+	for _, p := range planes {
+		testenv.Eventually(w.t, "the last document is read", func() error {
+			var documents string
+			if err := p.page("/debug/configz", &documents); err != nil {
+				return err
+			}
+			if !strings.Contains(documents, `"`+mark+`"`) {
+				return fmt.Errorf("%s is not there", mark)
+			}
+			return nil
+		})
+		testenv.Eventually(w.t, "nothing more is sent", func() error {
+			before := p.sent()
+			time.Sleep(time.Second)
+			if after := p.sent(); !maps.Equal(before, after) {
+				return fmt.Errorf("%v were sent, and then %v", before, after)
+			}
+			return nil
+		})
+	}
 }
 
 // settled waits until all proxies are in sync with these control planes.

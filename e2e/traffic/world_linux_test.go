@@ -88,6 +88,8 @@ type world struct {
 	ctx   context.Context
 	// placed is called once the instances have their addresses, before they are awaited; it may be nil.
 	placed func()
+	// marks are how many documents were written that only tell that those before were read.
+	marks int
 }
 
 // start starts the mesh; more is told to its agents, by their environment.
