@@ -24,7 +24,11 @@ func (k *session) astray(found *iptables.Routing, f family) (words []string, err
 	}
 	for _, r := range routes {
 		if !isLocalDefault(r) {
-			words = append(words, fmt.Sprintf("%s: table %d has another route too: %s", f.name, found.Table, r))
+			to := "default"
+			if r.Dst != nil {
+				to = r.Dst.String()
+			}
+			words = append(words, fmt.Sprintf("%s: table %d has another route too, to %s: remove it, or name a free table (--istio-inbound-tproxy-route-table)", f.name, found.Table, to))
 		}
 	}
 	own, err := k.own(f)

@@ -151,11 +151,11 @@ func TestHalfOfTheRoutingIsToldOf(t *testing.T) {
 }
 
 func TestWhoTakesMarkedPacketsElsewhereIsToldOf(t *testing.T) {
-	for name, script := range map[string]string{
-		"a rule before ours":                   `ip rule add fwmark 0x539 lookup 99 priority 100; ip route add default dev eth0 table 99`,
-		"a rule before ours for one address":   `ip rule add from 10.1.0.1 lookup 99 priority 100; ip route add default dev eth0 table 99`,
-		"a route beside ours":                  `ip route add 10.2.0.0/16 dev eth0 table 133`,
-		"a rule before ours, of the family v6": `ip -6 rule add fwmark 0x539 lookup 99 priority 100; ip -6 route add default dev eth0 table 99`,
+	for name, one := range map[string]struct{ script, told string }{
+		"a rule before ours":                   {`ip rule add fwmark 0x539 lookup 99 priority 100; ip route add default dev eth0 table 99`, "another policy rule comes before rule 1337"},
+		"a rule before ours for one address":   {`ip rule add from 10.1.0.1 lookup 99 priority 100; ip route add default dev eth0 table 99`, "another policy rule comes before rule 1337"},
+		"a route beside ours":                  {`ip route add 10.2.0.0/16 dev eth0 table 133`, "another route too, to 10.2.0.0/16: remove it"},
+		"a rule before ours, of the family v6": {`ip -6 rule add fwmark 0x539 lookup 99 priority 100; ip -6 route add default dev eth0 table 99`, "another policy rule comes before rule 1337"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)
@@ -167,9 +167,9 @@ func TestWhoTakesMarkedPacketsElsewhereIsToldOf(t *testing.T) {
 			if got, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) > 0 || !reflect.DeepEqual(got, wanted) {
 				t.Fatalf("before: %+v %v %v", got, strange, err)
 			}
-			run1(t, ns, script)
-			if _, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) != 1 {
-				t.Errorf("%v %v", strange, err)
+			run1(t, ns, one.script)
+			if _, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) != 1 || !strings.Contains(strange[0], one.told) {
+				t.Errorf("%q, not one with %q; %v", strange, one.told, err)
 			}
 		})
 	}
