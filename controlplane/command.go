@@ -66,7 +66,7 @@ Exit codes: 0 after an ordered end, 1 when it could not start or failed, 2 for a
 	flags.DurationVar(&cfg.Keys.Refresh, "jwks-refresh", 20*time.Minute, "how often the keys of token issuers are fetched anew")
 	flags.StringVar(&cfg.Keys.RootsFile, "jwks-root-cert", "", "file of roots in PEM that are trusted, beside the system's, when keys of token issuers are fetched")
 	flags.BoolVar(&cfg.Keys.ByProxy, "jwks-by-proxy", false, "let proxies fetch the keys of token issuers that are services of the mesh")
-	flags.TextVar(&cfg.VirtualAddresses, "virtual-addresses", netip.Prefix{}, "network of IPv4, such as 240.240.0.0/16, out of which services without an address get one")
+	flags.TextVar(&cfg.VirtualAddresses, "virtual-addresses", netip.Prefix{}, "`network` of IPv4, such as 240.240.0.0/16, out of which services without an address get one")
 	flags.DurationVar(&cfg.Debounce.After, "debounce-after", 10*time.Millisecond, "how long changes have to pause before they are pushed")
 	flags.DurationVar(&cfg.Debounce.Max, "debounce-max", time.Second, "how long a change waits at most before it is pushed")
 	flags.IntVar(&cfg.Admission.Rate, "stream-rate", 500, "how many new streams of proxies are let in a second; negative is no limit")

@@ -93,6 +93,11 @@ const registeredFile = "registered-workloads"
 // fewestVirtual is the length of the smallest network that addresses of services are taken out of.
 const fewestVirtual = 24
 
+// neverVirtual are networks that no service can have its address in: this host, loopback, link-local and multicast.
+var neverVirtual = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/4"),
+}
+
 func (c Config) withDefaults() (Config, error) {
 	if c.StateDir == "" {
 		return c, errors.New("the control plane has no state directory, where its certificate authority is kept")
@@ -105,6 +110,11 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if v := c.VirtualAddresses; v != (netip.Prefix{}) && (!v.Addr().Is4() || v.Bits() > fewestVirtual) {
 		return c, fmt.Errorf("%s is no network of IPv4 with room for the addresses of services: give a /%d or larger that nobody uses, such as 240.240.0.0/16", v, fewestVirtual)
+	}
+	for _, taken := range neverVirtual {
+		if c.VirtualAddresses.Overlaps(taken) {
+			return c, fmt.Errorf("%s has addresses in it that connections do not leave a machine by, or that are nobody's alone (%s): give a network that nobody uses, such as 240.240.0.0/16", c.VirtualAddresses, taken)
+		}
 	}
 	if c.Listen == nil {
 		c.Listen = net.Listen

@@ -94,6 +94,8 @@ func TestBadSettingsAreRefusedWithTheRemedy(t *testing.T) {
 		"no configuration directory": {controlplane.Config{StateDir: t.TempDir(), ConfigDirs: []string{file + "-none"}}, file + "-none"},
 		"addresses that are none":    {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("fd00::/64")}, "240.240.0.0/16"},
 		"addresses that are few":     {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("240.240.0.0/25")}, "/24"},
+		"addresses that are all":     {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("0.0.0.0/0")}, "nobody uses"},
+		"addresses of loopback":      {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("127.1.0.0/16")}, "127.0.0.0/8"},
 		"no mesh configuration":      {controlplane.Config{StateDir: t.TempDir(), MeshConfigFile: file + "-none"}, file + "-none"},
 	} {
 		t.Run(name, func(t *testing.T) {
