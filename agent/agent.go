@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -20,6 +21,10 @@ import (
 // istioVersion is the release of Istio whose agent this one behaves like; control planes decide by it what a proxy
 // understands.
 const istioVersion = "1.31.0"
+
+// endSlack is how much longer than planned an end may take, on a busy machine or with a report to write, before it counts as
+// one that hangs.
+const endSlack = 20 * time.Second
 
 // Options are what an Agent needs.
 type Options struct {
@@ -193,8 +198,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.envoy != nil {
 		proxy.start(ctx, a.envoy.part())
 	}
-	servers.wait.Go(func() { a.settled.settle(serving) })
-	servers.wait.Go(func() {
+	servers.run("settling", func() { a.settled.settle(serving) })
+	servers.run("order to drain", func() {
 		select {
 		case <-a.Drain:
 			a.drainAndStay("SIGUSR2")
@@ -211,11 +216,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	a.orders.drain.give()
 	end()
-	proxy.wait.Wait()
+	hung := proxy.end(2*a.Config.Shutdown.Deadline + endSlack) // twice when an upgrade changes whom there is to end
 	if err == nil && a.envoy != nil {
 		err = a.envoy.verdictOfEnd()
 	}
 	stopServing()
-	servers.wait.Wait()
-	return err
+	hung = errors.Join(hung, servers.end(endSlack))
+	return cmp.Or(err, hung)
 }

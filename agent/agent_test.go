@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -100,6 +101,27 @@ func TestPartThatPanicsOrEndsIsStartedAgain(t *testing.T) {
 	g.wait.Wait()
 	if starts != 3 {
 		t.Errorf("%d starts, want 3", starts)
+	}
+}
+
+func TestPartThatDoesNotEndIsLeftAndNamed(t *testing.T) {
+	let := make(chan struct{})
+	var log strings.Builder
+	g := newGroup(slog.New(slog.NewTextHandler(&log, nil)))
+	ctx, cancel := context.WithCancel(t.Context())
+	g.start(ctx, part{name: "obedient", run: func(ctx context.Context) error { <-ctx.Done(); return nil }})
+	g.start(ctx, part{name: "deaf", run: func(context.Context) error { <-let; return nil }})
+	cancel()
+	// The obedient one may not have been scheduled yet, on a busy machine.
+	if err := g.end(100 * time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), "deaf") {
+		t.Errorf("the end is told as %v", err)
+	}
+	if !strings.Contains(log.String(), "TestPartThatDoesNotEndIsLeftAndNamed") {
+		t.Errorf("the log does not tell where it hangs: %s", log.String())
+	}
+	close(let)
+	if err := g.end(patience); err != nil {
+		t.Errorf("an end that all parts came to is told as %v", err)
 	}
 }
 
