@@ -19,10 +19,10 @@ type revocations struct {
 	problem string
 }
 
-// readRevocations reads a file of lists. One that is not there has none.
+// readRevocations reads a file of lists. One that is not there has none; one that is empty is an error, errEmpty.
 func readRevocations(path string) (revocations, error) {
 	text, err := readBounded(path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errEmpty) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return revocations{}, nil
 	}
 	if err != nil {
@@ -77,16 +77,27 @@ func (r revocations) of(roots []byte) ([]byte, error) {
 	return nil, nil
 }
 
+// inForce says whether there are lists, none of which has ended.
+func (r revocations) inForce(now time.Time) bool { return len(r.lists) > 0 && r.ended(now) == nil }
+
+// ended is a list that is out of date, or nil.
+func (r revocations) ended(now time.Time) *x509.RevocationList {
+	for _, list := range r.lists {
+		if !list.NextUpdate.IsZero() && now.After(list.NextUpdate) {
+			return list
+		}
+	}
+	return nil
+}
+
 // health tells of a list that is out of date: Envoy refuses every certificate then.
 func (r revocations) health(path string, now time.Time) string {
 	if r.problem != "" {
-		return fmt.Sprintf("the revocation lists are not used: %s", r.problem)
+		return fmt.Sprintf("the revocation lists cannot be read, and the %d of before count: %s", len(r.lists), r.problem)
 	}
-	for _, list := range r.lists {
-		if !list.NextUpdate.IsZero() && now.After(list.NextUpdate) {
-			return fmt.Sprintf("a revocation list in %s, of %s, has ended at %s: put its successor there, or no certificate of that authority is accepted",
-				path, list.Issuer, list.NextUpdate.UTC().Format(time.RFC3339))
-		}
+	if list := r.ended(now); list != nil {
+		return fmt.Sprintf("a revocation list in %s, of %s, has ended at %s: put its successor there, or no certificate of that authority is accepted",
+			path, list.Issuer, list.NextUpdate.UTC().Format(time.RFC3339))
 	}
 	return ""
 }

@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -117,6 +119,40 @@ func TestRevocationListOutOfDateIsReported(t *testing.T) {
 	if ok, reason := server.Health(); !ok || !strings.Contains(reason, "has ended") {
 		t.Errorf("%v, %q", ok, reason)
 	}
+}
+
+// What is revoked stays so while the file is empty, as one is between being cut and being written; but lists that have ended
+// let nobody in, and an empty file takes them away.
+func TestEmptyFileOfRevocationListsTakesNoneAwayThatIsInForce(t *testing.T) {
+	root := testpki.New(t, "root")
+	file := filepath.Join(t.TempDir(), "crl")
+	write(t, file, nil)
+	clock := newFakeClock()
+	s := newStore(Config{Source: newFixed(material(t, root)), CRLFile: file, Clock: clock, Logger: slog.New(slog.DiscardHandler)}, newMetrics())
+	lists := func(what string, want bool) {
+		t.Helper()
+		s.reload()
+		if got := decode(t, s.get(RootName).body).GetValidationContext().GetCrl() != nil; got != want {
+			t.Errorf("%s: lists %v, want %v", what, got, want)
+		}
+	}
+	lists("empty at first", false)
+	if problems := s.problems(); len(problems) > 0 {
+		t.Error(problems)
+	}
+	write(t, file, revoke(t, root))
+	lists("written", true)
+	write(t, file, nil)
+	lists("empty again", true)
+	if got := s.problems(); len(got) != 1 || !strings.Contains(got[0], "empty") {
+		t.Errorf("it is told as %q", got)
+	}
+	clock.jump(2 * time.Hour)
+	lists("empty when they have ended", false)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	lists("taken away", false)
 }
 
 // Roots and lists of what they have revoked go by one name; without the lists nobody is trusted.

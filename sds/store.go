@@ -3,6 +3,7 @@ package sds
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -267,9 +268,13 @@ func (s *store) loadRevocations() (changed bool) {
 	return took
 }
 
-// revoke takes revocation lists over, and says whether they are others. The caller holds the lock.
+// revoke takes revocation lists over, and says whether they are others. An empty file, as one is that is about to be written or
+// for which the disk had no room, takes away none that is in force. The caller holds the lock.
 func (s *store) revoke(read revocations, err error) (changed bool) {
 	old := s.extras.revoked
+	if errors.Is(err, errEmpty) && !old.inForce(s.clock.Now()) {
+		err = nil
+	}
 	switch {
 	case err != nil:
 		if err.Error() != old.problem {
