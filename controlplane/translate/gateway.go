@@ -296,11 +296,7 @@ func (gateway) route(v view, name string) (*xds.Resource, error) {
 	}
 	taken := domainsOf(routes.GetVirtualHosts())
 	routes.VirtualHosts, routes.Vhds = nil, vhds()
-	r, err := xds.NewResource(name, v.patchRoutes(name, routes, taken))
-	if err == nil {
-		r.HostsApart = true
-	}
-	return r, err
+	return xds.NewRoutesApart(name, v.patchRoutes(name, routes, taken))
 }
 
 func (gateway) hostPlan(view, string) *hostPlan { return nil }

@@ -26,6 +26,16 @@ func (p *Proxy) atLeast(major, minor uint32) bool {
 // TakesHostsApart says whether the proxy's Envoy takes virtual hosts over the stream that everything comes over.
 func (p *Proxy) TakesHostsApart() bool { return p.atLeast(1, 37) }
 
+// KeepWhole has the proxy get virtual hosts within their route configurations from then on, if its Envoy takes them by
+// themselves and crashes when it gets them again after it had them within. 1.40 does not.
+func (p *Proxy) KeepWhole() bool {
+	if !p.HostsApart || p.atLeast(1, 40) {
+		return false
+	}
+	p.HostsApart = false
+	return true
+}
+
 // Type is what a proxy is for.
 type Type string
 
@@ -51,7 +61,8 @@ const (
 // grpcGenerator is what the metadata of those says that need no Envoy; Istio's agents say so too.
 const grpcGenerator = "grpc"
 
-// Proxy is one Envoy, as its node describes it. Immutable but for what Instead holds.
+// Proxy is one Envoy, as its node describes it. Immutable but for what Instead holds, and
+// for HostsApart, which KeepWhole takes away.
 type Proxy struct {
 	ID             string
 	Type           Type

@@ -33,11 +33,12 @@ func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration
 	key := routesKey{name: name, labels: v.askedLabels(), apart: v.p.HostsApart, onDemand: v.p.OnDemand, captured: v.p.captured(), patches: v.patchesOfRoutes(name)}
 	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
 		routes := build()
-		r, err := xds.NewResource(name, v.patchRoutes(name, acceptable(routes), v.domainsApart(name)))
-		if err == nil {
-			r.HostsApart = routes.GetVhds() != nil
+		apart := routes.GetVhds() != nil
+		routes = v.patchRoutes(name, acceptable(routes), v.domainsApart(name))
+		if apart {
+			return xds.NewRoutesApart(name, routes)
 		}
-		return r, err
+		return xds.NewResource(name, routes)
 	})
 }
 

@@ -51,6 +51,8 @@ type connection struct {
 	since     time.Time   // of the oldest change that is noted
 	owed      []*Resource // clusters whose assignments are to be sent as soon as the client asks for any, whatever it says it has
 	apart     apart
+	arrived   map[string]bool     // route configurations that the client came with, without their virtual hosts, until it asks for these
+	whole     bool                // no virtual hosts are apart, and requests for them are not answered
 	waiting   map[string]*waiting // virtual hosts that requests wait for, by the name that was asked for
 	nonces    uint64
 	state     State

@@ -14,6 +14,14 @@ func (c *connection) handleDelta(r *request) error {
 		c.report(r)
 		return nil
 	}
+	if r.typeURL == RouteType || r.typeURL == VirtualHostType {
+		if err := c.arrive(r); err != nil {
+			return err
+		}
+		if c.whole && r.typeURL == VirtualHostType {
+			return nil
+		}
+	}
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
 	if fresh && r.typeURL == RouteType {

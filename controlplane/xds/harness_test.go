@@ -164,6 +164,8 @@ func newRig(t testing.TB, cfg Config) *rig {
 		source = s
 	case *asking:
 		source = &s.fake
+	case *keeping:
+		source = &s.fake
 	default:
 		source = &fake{}
 		cfg.Source = source

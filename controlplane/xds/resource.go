@@ -42,7 +42,8 @@ var Order = []string{
 // Resource is one marshalled xDS resource. It is immutable and shared by all connections that are sent it.
 type Resource struct {
 	Name string
-	// Version is a hash of the content: equal content, equal version, on every control plane and after every restart.
+	// Version is a hash of the content: equal content, equal version, on every control plane and after every restart. That of
+	// NewRoutesApart ends in what says so.
 	Version string
 	Body    *anypb.Any
 	// Endpoints is set on a cluster that gets its endpoints by EDS: the name of the assignment that has to follow the
@@ -63,6 +64,19 @@ func NewResource(name string, m proto.Message) (*Resource, error) {
 		return nil, fmt.Errorf("marshalling %s %q: %w", m.ProtoReflect().Descriptor().FullName(), name, err)
 	}
 	return NewRawResource(name, "type.googleapis.com/"+string(m.ProtoReflect().Descriptor().FullName()), value), nil
+}
+
+// NewRoutesApart makes a route configuration whose virtual hosts go behind it, which its version tells.
+func NewRoutesApart(name string, m proto.Message) (*Resource, error) {
+	r, err := NewResource(name, m)
+	if err != nil {
+		return nil, err
+	}
+	r.HostsApart = true
+	r.Version += apartMark
+	r.frame = newFrame(r)
+	r.Body.Value = r.frame.value
+	return r, nil
 }
 
 // NewRawResource makes a resource of a message that is marshalled already.

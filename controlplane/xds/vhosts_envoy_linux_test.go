@@ -143,6 +143,22 @@ func TestEnvoyKeepsItsVirtualHostsOverAReconnect(t *testing.T) {
 	})
 }
 
+// unasked waits until one Envoy no longer asks for any route configuration, and is not thought to have any virtual hosts.
+func (p *plane) unasked() {
+	p.t.Helper()
+	testenv.Eventually(p.t, "Envoy no longer asks for the route configuration", func() error {
+		for _, ts := range p.Clients()[0].Types {
+			if ts.TypeURL == RouteType && len(ts.Names) > 0 {
+				return fmt.Errorf("it asks for %v", ts.Names)
+			}
+			if ts.TypeURL == VirtualHostType && ts.Resources > 0 {
+				return fmt.Errorf("it counts %d virtual hosts", ts.Resources)
+			}
+		}
+		return nil
+	})
+}
+
 func TestEnvoyHasItsVirtualHostsWhenAListenerComesBack(t *testing.T) {
 	eachPartsEnvoy(t, twoHosts(t), func(t *testing.T, p *plane, e *envoytest.Envoy, address string) {
 		answers(t, address, map[string]string{"a.test": "a1"})
@@ -150,17 +166,7 @@ func TestEnvoyHasItsVirtualHostsWhenAListenerComesBack(t *testing.T) {
 		whole := p.world
 		p.change(ListenerType, p.world.without(t, ListenerType, "l1"))
 		answers(t, address, map[string]string{"a.test": "no answer"})
-		testenv.Eventually(t, "Envoy no longer asks for the route configuration", func() error {
-			for _, ts := range p.Clients()[0].Types {
-				if ts.TypeURL == RouteType && len(ts.Names) > 0 {
-					return fmt.Errorf("it asks for %v", ts.Names)
-				}
-				if ts.TypeURL == VirtualHostType && ts.Resources > 0 {
-					return fmt.Errorf("it counts %d virtual hosts", ts.Resources)
-				}
-			}
-			return nil
-		})
+		p.unasked()
 		p.change(ListenerType, whole)
 		answers(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
 		p.change(VirtualHostType+" r1/a.test", whole.hosts(t, host("r1", "a.test", "a2")))
