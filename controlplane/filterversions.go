@@ -14,6 +14,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
@@ -23,6 +24,9 @@ import (
 
 // filtersFile is in the state directory, and like lastGoodFile has no ending.
 const filtersFile = "filter-versions"
+
+// filtersAgain is how long after it could not be written that is tried again.
+const filtersAgain = time.Second
 
 // maxFilters bounds what is read of it: thousands of documents.
 const maxFilters = 64 << 20
@@ -214,12 +218,16 @@ func (v *filterVersions) note() {
 func (v *filterVersions) run(ctx context.Context) {
 	var written []byte // what the file has
 	same := false      // not before it was written: an earlier process left something else
+	var again <-chan time.Time
 	for ended := false; !ended; {
 		select {
 		case <-ctx.Done():
 			ended = true
 		case <-v.wake:
+		case <-again:
 		}
+		failed := again != nil
+		again = nil
 		data, known, err := v.encode()
 		if !known || err == nil && same && bytes.Equal(data, written) {
 			continue
@@ -228,7 +236,10 @@ func (v *filterVersions) run(ctx context.Context) {
 			err = v.write(data)
 		}
 		if err != nil {
-			v.log.Warn("the versions of EnvoyFilters before the last edits are not kept for a restart", "file", v.file, "error", err)
+			if !failed {
+				v.log.Warn("the versions of EnvoyFilters before the last edits are not kept for a restart", "file", v.file, "error", err)
+			}
+			same, again = false, time.After(filtersAgain)
 			continue
 		}
 		written, same = data, true

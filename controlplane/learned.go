@@ -37,6 +37,8 @@ type learned struct {
 	workloads map[string]map[string]time.Time
 	size      int // clusters of all workloads
 	dirty     bool
+
+	failing bool // the last write failed; for who writes
 }
 
 // openLearned reads what was learned before; what cannot be read is learned again.
@@ -130,6 +132,7 @@ func (l *learned) run(ctx context.Context) {
 	}
 }
 
+// write keeps what was learned since it was written. What cannot be written, of which the first time is told, stays to be.
 func (l *learned) write() {
 	l.mu.Lock()
 	if !l.dirty {
@@ -143,6 +146,12 @@ func (l *learned) write() {
 		err = atomicfile.Write(l.path, data)
 	}
 	if err != nil {
-		l.log.Warn("what workloads were seen to use is not kept: after a restart they ask for it again", "file", l.path, "error", err)
+		l.mu.Lock()
+		l.dirty = true
+		l.mu.Unlock()
+		if !l.failing {
+			l.log.Warn("what workloads were seen to use is not kept: after a restart they ask for it again", "file", l.path, "error", err)
+		}
 	}
+	l.failing = err != nil
 }

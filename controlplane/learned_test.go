@@ -1,13 +1,19 @@
 package controlplane
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 func TestWhatIsLearnedIsBoundedAndMakesRoomForNewWorkloads(t *testing.T) {
@@ -45,4 +51,57 @@ func TestWhatIsLearnedIsBoundedAndMakesRoomForNewWorkloads(t *testing.T) {
 	if got := again.of(last); len(got) != 0 || again.workloads[last] != nil {
 		t.Errorf("what was not asked for in a long time is remembered: %d", len(got))
 	}
+}
+
+func TestWhatCouldNotBeKeptIsKeptOnceItCan(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", learnedFile)
+	var told strings.Builder
+	l := openLearned(path, time.Now, slog.New(slog.NewTextHandler(&told, nil)))
+	l.note("shop/a/a", "outbound|80||b")
+	l.write() // where there is no such directory
+	l.write()
+	if n := strings.Count(told.String(), "is not kept"); n != 1 {
+		t.Errorf("it is told %d times: %s", n, told.String())
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l.write()
+	if got := openLearned(path, time.Now, slog.New(slog.DiscardHandler)).of("shop/a/a"); len(got) != 1 {
+		t.Errorf("after a restart it knows %q", got)
+	}
+}
+
+func TestVersionsOfFiltersThatCouldNotBeKeptAreKeptOnceTheyCan(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", filtersFile)
+	told, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = told.Close() }()
+	var v filterVersions
+	v.open(path, slog.New(slog.NewTextHandler(told, nil)))
+	resources, problems := config.Parser{}.Parse("f.yaml", []byte("apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: f}\nspec: {configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {alt_stat_name: a}}}]}\n"))
+	if len(resources) != 1 {
+		t.Fatal(problems)
+	}
+	v.current, v.begun = map[config.Key]*snapshot.EnvoyFilter{resources[0].Key: snapshot.NewEnvoyFilter(resources[0])}, true
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { v.run(ctx); close(ended) }()
+	defer func() { end(); <-ended }()
+	v.note()
+	testenv.Eventually(t, "it was tried", func() error {
+		if text, err := os.ReadFile(told.Name()); err != nil || !strings.Contains(string(text), "are not kept") {
+			return fmt.Errorf("it is told %q, %v", text, err)
+		}
+		return nil
+	})
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "it is kept", func() error {
+		_, err := os.Stat(path)
+		return err
+	})
 }
