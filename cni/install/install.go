@@ -31,6 +31,8 @@ type Installer struct {
 	copied map[string]string // stamps of source and copy, by the copy's path
 	source map[string]string // stamps of the source alone, by the copy's path
 	known  []byte            // the kubeconfig that was written last
+	// failures is how many attempts in a row were taken back.
+	failures int
 
 	mu        sync.Mutex
 	condition health.Condition

@@ -41,8 +41,12 @@ func (in *Installer) round(installed bool) time.Duration {
 	changed, err := in.Install()
 	switch {
 	case err != nil:
+		pause := in.failed(changed && !restStays(err))
 		in.config.Logger.Warn("the CNI plugin is not installed; new pods that should be captured may start without it or wait", "error", err)
-		return 0 // the next look is at the next change, or soon
+		return pause // none: the next look is at the next change, or soon
+	}
+	in.failures = 0
+	switch {
 	case !changed:
 		return 0
 	case !installed || in.undone == "":
@@ -70,6 +74,17 @@ func (in *Installer) round(installed bool) time.Duration {
 	return wait
 }
 
+// failed notes a failure, and says how long to wait before the next round. What was done and taken back is heard of as any
+// change is: without a pause the next round would follow at once, and copy the plugin again, until the cause is gone.
+func (in *Installer) failed(takenBack bool) time.Duration {
+	if !takenBack {
+		in.failures = 0
+		return 0
+	}
+	in.failures++
+	return min(time.Second<<min(in.failures-1, 10), longestTruce)
+}
+
 func (in *Installer) fighter(path string) string {
 	if filepath.Dir(path) != filepath.Clean(in.config.ConfDir) {
 		return "another node agent that installs into the same folder, as Istio's does by default: remove it, or give this one another (cni-agent-run-dir)"
@@ -78,18 +93,24 @@ func (in *Installer) fighter(path string) string {
 	return fighter(n)
 }
 
-// truce waits in a fight. Where it is about what does not keep pods from being captured the wait ends when the plugin is
-// taken out.
+// truce waits in a fight, or after a failure. Where it is about what does not keep pods from being captured the wait ends
+// when the plugin is taken out, and after a failure when the credentials are renewed.
 func (in *Installer) truce(ctx context.Context, wait time.Duration) error {
 	over := time.NewTimer(wait)
 	defer over.Stop()
 	look := time.NewTicker(in.config.Settle)
 	defer look.Stop()
-	for absent := in.absent; ; {
+	var renewed <-chan struct{}
+	if in.failures > 0 {
+		renewed = in.config.Renewed
+	}
+	for absent := in.absent || in.failures > 0; ; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-over.C:
+			return nil
+		case <-renewed:
 			return nil
 		case <-look.C:
 			if !absent && in.takenOut() {

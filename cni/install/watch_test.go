@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -180,6 +181,51 @@ func TestPluginIsPutBackBeforeItsTokenIsWaitedFor(t *testing.T) {
 	if text, _ := os.ReadFile(n.path("run/kubeconfig")); !n.installed() || !strings.Contains(string(text), "token-1") {
 		t.Errorf("what was put back is taken out again, or the kubeconfig is lost: %s", text)
 	}
+}
+
+// What is taken back is a change too, and would be heard of at once.
+func TestWhatWasTakenBackIsTriedAgainEverLater(t *testing.T) {
+	n := newNode(t, "10-podnet.conflist", bridgeList)
+	fails := true
+	in := n.installer(func(c *Config) {
+		c.Token = func() (string, error) {
+			if fails {
+				return "", errors.New("no token yet")
+			}
+			return "token-1", nil
+		}
+	})
+	for i, want := range []time.Duration{1, 2, 4, 8, 15, 15} {
+		if wait := in.round(false); wait != want*time.Second {
+			t.Errorf("attempt %d: %v, not %d s", i+1, wait, want)
+		}
+	}
+	if _, err := os.Stat(n.path("bin/pilotfish-cni")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what failed is not taken back: %v", err)
+	}
+	fails = false
+	if wait := in.round(false); wait != 0 || !n.installed() {
+		t.Errorf("%v, installed %t", wait, n.installed())
+	}
+}
+
+func TestFailureWithoutTokenEndsWhenThereIsOne(t *testing.T) {
+	n := newNode(t, "10-podnet.conflist", bridgeList)
+	var has atomic.Bool
+	renewed := make(chan struct{}, 1)
+	in := n.run(func(c *Config) {
+		c.Renewed = renewed
+		c.Token = func() (string, error) {
+			if !has.Load() {
+				return "", errors.New("no token yet")
+			}
+			return "token-1", nil
+		}
+	})
+	n.eventually("the failure", func() bool { return strings.Contains(in.Health().Reason, "no token yet") })
+	has.Store(true)
+	renewed <- struct{}{}
+	n.eventually("the plugin with its token", func() bool { return n.installed() && in.Health().OK })
 }
 
 func TestTruceAboutSomethingElseEndsWhenThePluginIsTakenOut(t *testing.T) {
