@@ -2,6 +2,9 @@ module github.com/pilotfish-mesh/pilotfish
 
 go 1.26.0
 
+// Bundles of older systems have a root with a negative serial number, which must not cost the others.
+godebug x509negativeserial=1
+
 require (
 	github.com/cncf/xds/go v0.0.0-20260202195803-dba9d589def2
 	github.com/containernetworking/cni v1.3.1
