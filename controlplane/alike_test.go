@@ -97,10 +97,45 @@ func TestControlPlanesOverTheSameFilesServeTheSame(t *testing.T) {
 	}
 }
 
+// TestEnvoyThatHadWholeRoutesGetsWholeRoutes: an old one gets them now and when it comes again, and one that never was
+// elsewhere, or is new enough, does not.
+func TestEnvoyThatHadWholeRoutesGetsWholeRoutes(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "shop.yaml"), strings.ReplaceAll(storeOf, "NAME", "shop"))
+	p := start(t, controlplane.Config{ConfigDirs: []string{dir}, Ports: freePorts})
+	const id = "sidecar~10.1.1.1~shop-1.default~default.svc.cluster.local"
+	foreign := map[string]map[string]string{xds.RouteType: {"80": "2026-11-22T20:31:07Z/1"}}
+	is := func(what string, minor uint32, has map[string]map[string]string, apart bool) map[string]map[string]string {
+		t.Helper()
+		got := fetchAs(t, p, id, minor, has)
+		if len(got[xds.RouteType]) != 1 || (len(got[xds.VirtualHostType]) > 0) != apart {
+			t.Errorf("%s: it is sent route configurations %v and virtual hosts %v", what, got[xds.RouteType], got[xds.VirtualHostType])
+		}
+		return got
+	}
+	apart := is("a fresh one of 1.38", 38, nil, true)
+	if again := fetchAs(t, p, id, 38, apart); len(again[xds.RouteType])+len(again[xds.VirtualHostType]) > 0 {
+		t.Errorf("1.38 that comes back with parts is sent %v", again)
+	}
+	is("1.40 from elsewhere", 40, foreign, true)
+	whole := is("1.38 from elsewhere", 38, foreign, false)
+	whole[xds.VirtualHostType] = apart[xds.VirtualHostType] // it claims them for ever
+	if again := fetchAs(t, p, id, 38, whole); len(again[xds.RouteType])+len(again[xds.VirtualHostType]) > 0 {
+		t.Errorf("1.38 that comes back with whole routes is sent %v", again)
+	}
+	is("1.40 with whole routes", 40, whole, true)
+}
+
 var fetched = []string{xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.VirtualHostType}
 
 // fetch gives the versions of all resources that a control plane sends a proxy that has some already.
 func fetch(t *testing.T, p *plane, id string, has map[string]map[string]string) map[string]map[string]string {
+	t.Helper()
+	return fetchAs(t, p, id, 40, has)
+}
+
+// fetchAs is fetch for an Envoy of 1.minor.
+func fetchAs(t *testing.T, p *plane, id string, minor uint32, has map[string]map[string]string) map[string]map[string]string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -115,7 +150,7 @@ func fetch(t *testing.T, p *plane, id string, has map[string]map[string]string) 
 	}
 	labels, _ := structpb.NewStruct(map[string]any{"LABELS": map[string]any{"app": "shop"}})
 	node := &corev3.Node{Id: id, Metadata: labels, UserAgentName: "envoy", UserAgentVersionType: &corev3.Node_UserAgentBuildVersion{
-		UserAgentBuildVersion: &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40}},
+		UserAgentBuildVersion: &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: minor}},
 	}}
 	got := map[string]map[string]string{}
 	for _, typeURL := range fetched {
