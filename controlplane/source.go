@@ -37,6 +37,7 @@ func (s source) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (
 	if err != nil { // what was fine without the identity does not fit it
 		return nil, s.refuse(codes.PermissionDenied, peer, err)
 	}
+	p.Ended = ctx.Done()
 	p.HostsApart = peer.Delta && p.TakesHostsApart()
 	connected := proxy{Proxy: p, journal: s.journal}
 	p.OnDemand = (s.scoped && p.Scope != "all" || p.Scope == "automatic") && p.TakesOnDemand()

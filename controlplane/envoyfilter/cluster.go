@@ -53,6 +53,9 @@ func (c Cluster) matches(p *patch) bool {
 		(m.GetService() == "" || slices.Contains(c.Services, m.GetService()))
 }
 
+// Take is that of the set.
+func (c ClusterPatches) Take() []LeftOut { return c.set.Take() }
+
 // Removes says whether a patch removes the cluster.
 func (c ClusterPatches) Removes() bool {
 	return slices.ContainsFunc(c.patches, func(p *patch) bool { return p.op == networking.EnvoyFilter_Patch_REMOVE })

@@ -2,6 +2,7 @@ package envoyfilter
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -30,24 +31,37 @@ type Proxy struct {
 	Metadata map[string]string
 }
 
-// Set is the patches for one proxy, in the order in which they are applied. A nil Set has none. Immutable.
+// Set is the patches for one proxy, in the order in which they are applied. A nil Set has none. It is for one goroutine at a
+// time.
 type Set struct {
 	patches []*patch
-	// note is told of patches that are left out where they make what Envoy would not take.
-	note func(*Filter, config.Problem)
+	left    []LeftOut
 }
 
-// NewSet gives the patches of filters, in their order, that are for the proxy; nil when there are none. note may be called
-// at any time that the Set is used, by any goroutine.
+// LeftOut is a patch that was left out where it made what Envoy would not take. It means the same in all sets whose patches for
+// that are the same.
+type LeftOut struct {
+	// Name is that of what it was left out of.
+	Name string
+
+	kind string
+	err  error
+	// digest is the patch's, and nth its place among those of a set that have the same.
+	digest string
+	nth    int
+}
+
+// NewSet gives the patches of filters, in their order, that are for the proxy; nil when there are none. note is told of those
+// that the proxy's Envoy is too old for.
 func NewSet(filters []*Filter, p Proxy, note func(*Filter, config.Problem)) *Set {
-	s := &Set{note: note}
+	s := &Set{}
 	for _, f := range filters {
 		for _, patch := range f.patches {
 			if !patch.isFor(p) {
 				continue
 			}
 			if err := patch.tooYoung(p.Envoy); err != nil {
-				s.leaveOut(patch, "proxy", fmt.Sprintf("Envoy %d.%d", p.Envoy[0], p.Envoy[1]), err)
+				note(f, patch.problem("proxy", fmt.Sprintf("Envoy %d.%d", p.Envoy[0], p.Envoy[1]), err))
 				continue
 			}
 			s.patches = append(s.patches, patch)
@@ -127,7 +141,39 @@ func try[M proto.Message](s *Set, p *patch, kind, name string, m M, sound func(M
 }
 
 func (s *Set) leaveOut(p *patch, kind, name string, err error) {
-	if s.note != nil {
-		s.note(p.filter, p.problem(kind, name, err))
+	nth := 0
+	for _, other := range s.patches[:slices.Index(s.patches, p)] {
+		if other.digest == p.digest {
+			nth++
+		}
 	}
+	s.left = append(s.left, LeftOut{Name: name, kind: kind, err: err, digest: p.digest, nth: nth})
+}
+
+// Take gives the patches that were left out since it was last called.
+func (s *Set) Take() []LeftOut {
+	if s == nil {
+		return nil
+	}
+	left := s.left
+	s.left = nil
+	return left
+}
+
+// Problem tells of a patch that was left out, by this set or one like it; not ok where the set has none such.
+func (s *Set) Problem(left LeftOut) (of *config.Resource, problem config.Problem, ok bool) {
+	if s == nil {
+		return nil, config.Problem{}, false
+	}
+	nth := 0
+	for _, p := range s.patches {
+		if p.digest != left.digest {
+			continue
+		}
+		if nth == left.nth {
+			return p.filter.Resource, p.problem(left.kind, left.Name, left.err), true
+		}
+		nth++
+	}
+	return nil, config.Problem{}, false
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -21,17 +20,7 @@ type EnvoyFilter struct {
 	read any
 
 	mu    sync.Mutex
-	notes map[config.Problem]causes
-}
-
-// causes are, for each time that a problem showed, the filters that had a part in it beside the one that it is told of. It is
-// there as long as all of one time are.
-type causes [][]*EnvoyFilter
-
-func (c causes) hold(there map[*EnvoyFilter]bool) bool {
-	return slices.ContainsFunc(c, func(all []*EnvoyFilter) bool {
-		return !slices.ContainsFunc(all, func(f *EnvoyFilter) bool { return !there[f] })
-	})
+	notes map[config.Problem]bool
 }
 
 // NewEnvoyFilter makes one of a document that is not in force itself.
@@ -62,43 +51,25 @@ func (f *EnvoyFilter) Guards() bool {
 	})
 }
 
-// maxNotes bounds what is remembered of one filter: with the same patch left out at a thousand clusters, some say it all.
-const maxNotes = 20
-
-// Note records a problem that shows only where the filter is applied. It is there as long as the document, and the filters that it
-// was applied with, are the same.
-func (f *EnvoyFilter) Note(p config.Problem, with ...*EnvoyFilter) {
+// Note records a problem that shows only when the filter is used, and is there as long as its document is the same. What depends
+// on more than that is for Snapshot.Noted.
+func (f *EnvoyFilter) Note(p config.Problem) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.notes == nil {
-		f.notes = map[config.Problem]causes{}
+		f.notes = map[config.Problem]bool{}
 	}
-	known, there := f.notes[p]
-	if !there && len(f.notes) >= maxNotes || slices.ContainsFunc(known, func(all []*EnvoyFilter) bool { return equalPointers(all, with) }) {
-		return
+	if len(f.notes) < maxNotes {
+		f.notes[p] = true
 	}
-	f.notes[p] = append(known, with)
 }
 
-// forget drops the notes that hold no more.
-func (f *EnvoyFilter) forget(there map[*EnvoyFilter]bool) {
+// noted is a copy of what was.
+func (f *EnvoyFilter) noted() map[config.Problem]bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.notes, func(_ config.Problem, c causes) bool { return !c.hold(there) })
-}
-
-func (f *EnvoyFilter) noted(there map[*EnvoyFilter]bool) []config.Problem {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var out []config.Problem
-	for p, c := range f.notes {
-		if c.hold(there) { // else it was noted for a snapshot of before, when that had ended
-			out = append(out, p)
-		}
-	}
-	slices.SortFunc(out, func(a, b config.Problem) int {
-		return cmp.Or(strings.Compare(a.Field, b.Field), strings.Compare(a.Value, b.Value), strings.Compare(a.Message, b.Message))
-	})
+	out := make(map[config.Problem]bool, len(f.notes))
+	maps.Copy(out, f.notes)
 	return out
 }
 
@@ -106,7 +77,6 @@ func (f *EnvoyFilter) noted(there map[*EnvoyFilter]bool) []config.Problem {
 type envoyFilters struct {
 	root        string
 	all         []*EnvoyFilter
-	there       map[*EnvoyFilter]bool
 	byNamespace map[string][]*EnvoyFilter
 }
 
@@ -117,17 +87,13 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 			known[f.Resource] = f
 		}
 	}
-	index := &envoyFilters{root: root, there: map[*EnvoyFilter]bool{}, byNamespace: map[string][]*EnvoyFilter{}}
+	index := &envoyFilters{root: root, byNamespace: map[string][]*EnvoyFilter{}}
 	for _, r := range oldestFirst(resources) {
 		f := known[r]
 		if f == nil {
 			f = NewEnvoyFilter(r)
 		}
 		index.all = append(index.all, f)
-		index.there[f] = true
-	}
-	for _, f := range index.all {
-		f.forget(index.there)
 	}
 	slices.SortStableFunc(index.all, func(a, b *EnvoyFilter) int { return cmp.Compare(a.Spec.GetPriority(), b.Spec.GetPriority()) })
 	for _, f := range index.all {
@@ -182,15 +148,4 @@ func FilterApplies(spec *networking.EnvoyFilter, near bool, labels map[string]st
 		return Selects(spec.GetWorkloadSelector().GetLabels(), labels)
 	}
 	return slices.ContainsFunc(spec.GetTargetRefs(), func(ref *targetRef) bool { return near && refersTo(ref, labels) })
-}
-
-// notedProblems are what showed where EnvoyFilters were applied so far.
-func (s *Snapshot) notedProblems() []config.Problem {
-	var out []config.Problem
-	if s.envoyFilters != nil {
-		for _, f := range s.envoyFilters.all {
-			out = append(out, f.noted(s.envoyFilters.there)...)
-		}
-	}
-	return out
 }

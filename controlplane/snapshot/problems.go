@@ -17,7 +17,7 @@ import (
 )
 
 // Problems are the references that lead nowhere and the parts that have no effect, in a stable order: the registry's
-// first. They are found when they are first asked for; patches that were left out, when proxies get what they are for.
+// first. They are found when they are first asked for; patches that are left out, when resources are made that they are for.
 func (s *Snapshot) Problems() []config.Problem {
 	s.checked.once.Do(func() {
 		c := checker{s: s, w: s.world, suggestions: maxSuggestions, before: s.checked.before, sound: newSoundness(s)}

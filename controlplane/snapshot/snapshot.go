@@ -61,6 +61,7 @@ type Snapshot struct {
 	instances    map[*registry.Service]*Instances
 	selecting    map[string][]*registry.Service // services with a selector, by namespace
 
+	notes   *notes
 	checked *check
 	memory  sync.Map // what others derived of this snapshot, by their keys
 }
@@ -108,13 +109,13 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 		b.touched[k.Kind] = true
 	}
 	if prev == nil {
-		b.prev = &Snapshot{Cache: newCache()}
+		b.prev = &Snapshot{Cache: newCache(), notes: &notes{byProxy: map[any]*proxyNotes{}}}
 	}
 	b.all = prev == nil || changed == nil || prev.given != in.Mesh || prev.Domain != in.Domain
 	if b.all {
 		b.keys = nil
 	}
-	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, Own: newCache(), Mesh: b.prev.Mesh, keys: in.Keys, KeysByProxy: in.KeysByProxy}
+	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, notes: b.prev.notes, Own: newCache(), Mesh: b.prev.Mesh, keys: in.Keys, KeysByProxy: in.KeysByProxy}
 	if b.next.Mesh == nil || b.prev.given != in.Mesh {
 		b.next.Mesh = WithDefaults(in.Mesh)
 	}

@@ -35,6 +35,7 @@ func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	added, err := v.addedClusters(func(name string) bool {
 		return slices.ContainsFunc(out, func(r *xds.Resource) bool { return r.Name == name })
 	})
+	v.noted(xds.ClusterType, every, out)
 	return append(out, added...), err
 }
 
@@ -42,6 +43,13 @@ func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 // left out.
 func NamedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
+	out, err := v.namedClusters(names)
+	v.noted(xds.ClusterType, oneOf(names), out)
+	return out, err
+}
+
+func (v view) namedClusters(names []string) ([]*xds.Resource, error) {
+	s, p := v.s, v.p
 	var out []*xds.Resource
 	own := map[string]bool{}
 	for _, name := range names {
@@ -181,7 +189,10 @@ func (c outbound) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatc
 	if c.instances == nil {
 		c.near = "" // the endpoints come by themselves
 	}
-	return s.Cache.Get(outboundKey{c, patches.Key}, func() (*xds.Resource, error) { return clusterResource(patches.Apply(c.build())) })
+	return s.Cache.Get(outboundKey{c, patches.Key}, func() (*xds.Resource, error) {
+		r, err := clusterResource(patches.Apply(c.build()))
+		return withNotes(patches.Take(), r, err)
+	})
 }
 
 // outboundKey is all that a service's cluster depends on.

@@ -292,11 +292,13 @@ func (gateway) route(v view, name string) (*xds.Resource, error) {
 	}
 	routes := acceptable(v.gatewayRoutes(name, servers))
 	if !v.p.HostsApart {
-		return xds.NewResource(name, v.patchRoutes(name, routes, nil))
+		r, err := xds.NewResource(name, v.patchRoutes(name, routes, nil))
+		return withNotes(v.patches.Take(), r, err)
 	}
 	taken := domainsOf(routes.GetVirtualHosts())
 	routes.VirtualHosts, routes.Vhds = nil, vhds()
-	return xds.NewRoutesApart(name, v.patchRoutes(name, routes, taken))
+	r, err := xds.NewRoutesApart(name, v.patchRoutes(name, routes, taken))
+	return withNotes(v.patches.Take(), r, err)
 }
 
 func (gateway) hostPlan(view, string) *hostPlan { return nil }

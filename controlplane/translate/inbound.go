@@ -245,7 +245,7 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 		if !port.protocol.MayBeHTTP() || port.route() != name {
 			continue
 		}
-		return xds.NewResource(name, v.patchRoutes(name, &routev3.RouteConfiguration{
+		r, err := xds.NewResource(name, v.patchRoutes(name, &routev3.RouteConfiguration{
 			Name:                 name,
 			ValidateClusters:     boolean(false),
 			TypedPerFilterConfig: v.rbacSettings(),
@@ -264,6 +264,7 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 				}},
 			}},
 		}, nil))
+		return withNotes(v.patches.Take(), r, err)
 	}
 	return nil, nil
 }

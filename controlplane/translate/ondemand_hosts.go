@@ -123,6 +123,12 @@ func (h *HeldHosts) Names() map[string]bool {
 
 // Resources makes those that are wanted.
 func (h *HeldHosts) Resources(wanted func(name string) bool) ([]*xds.Resource, error) {
+	out, err := h.resources(wanted)
+	h.v.noted(xds.VirtualHostType, func(name string) bool { return strings.HasPrefix(name, h.route+"/") && wanted(name) }, out)
+	return out, err
+}
+
+func (h *HeldHosts) resources(wanted func(name string) bool) ([]*xds.Resource, error) {
 	if h.all {
 		all, err := h.v.allHostsApart(h.route, h.plan)
 		return slices.DeleteFunc(slices.Clone(all), func(r *xds.Resource) bool { return !wanted(r.Name) }), err
@@ -154,9 +160,10 @@ func (h *HeldHosts) Resources(wanted func(name string) bool) ([]*xds.Resource, e
 func (v view) othersApart(route string) ([]*xds.Resource, error) {
 	host := acceptable(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{v.otherHosts()}}).VirtualHosts[0]
 	if host = v.patchHost(route, host); host == nil {
+		v.patches.Take()
 		return nil, nil
 	}
-	r, err := apartResource(route, host)
+	r, err := v.apartResource(route, host)
 	return []*xds.Resource{r}, err
 }
 
@@ -171,7 +178,7 @@ func (v view) unknownApart(route, domain string) (*xds.Resource, error) {
 	return v.scope.Cache().Get(unknownKey{route, domain}, func() (*xds.Resource, error) {
 		host := v.otherHosts()
 		host.Name, host.Domains = domain, []string{domain}
-		return apartResource(route, host)
+		return v.apartResource(route, host)
 	})
 }
 

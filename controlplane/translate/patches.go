@@ -16,8 +16,7 @@ import (
 // patches are those of the EnvoyFilters for the proxy; nil when there are none. Whatever is made once for several proxies
 // has the keys of its patches in its own.
 func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
-	there := s.EnvoyFilters(p.Namespace, p.Labels)
-	filters := p.Instead.apply(there)
+	filters := p.Instead.apply(s.EnvoyFilters(p.Namespace, p.Labels))
 	if len(filters) == 0 {
 		return nil
 	}
@@ -34,7 +33,7 @@ func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
 		owners[read[i]] = f
 	}
 	return envoyfilter.NewSet(read, envoyfilter.Proxy{Version: p.IstioVersion, Envoy: p.EnvoyVersion, Metadata: p.Metadata},
-		func(f *envoyfilter.Filter, problem config.Problem) { owners[f].Note(problem, there...) })
+		func(f *envoyfilter.Filter, problem config.Problem) { owners[f].Note(problem) })
 }
 
 // outboundContext is the side of the clusters and routes of services.

@@ -1,12 +1,15 @@
 package translate_test
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
@@ -125,5 +128,56 @@ spec:
 		if told := fmt.Sprint(m.snap.Problems()); strings.Contains(told, "from Envoy 1.40 on") == want {
 			t.Errorf("after Envoy %s: %s", version, told)
 		}
+	}
+}
+
+// TestPatchLeftOutOfWhatProxiesShareIsToldOfAtItsPlace, though it is made once; and not when no such proxy is there any more.
+func TestPatchLeftOutOfWhatProxiesShareIsToldOfAtItsPlace(t *testing.T) {
+	filter := func(before string) string {
+		return "apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: one, namespace: two}\nspec:\n  configPatches:\n" + before +
+			"  - {applyTo: CLUSTER, match: {cluster: {service: b.two.svc.cluster.local}}, patch: {operation: MERGE, value: {type: STRICT_DNS}}}\n"
+	}
+	m := newTestMesh(t, nil, affectedMesh)
+	var proxies []*translate.Proxy
+	var leave []context.CancelFunc
+	for _, description := range []string{"sidecar x.two 127.203.27.1 app=x", "sidecar y.two 127.203.28.1 app=y"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		p := proxy(t, description)
+		p.Ended = ctx.Done()
+		proxies, leave = append(proxies, p), append(leave, cancel)
+	}
+	told := func() (lines []int) {
+		for _, p := range m.snap.Problems() {
+			if p.Code == config.PatchLeftOut {
+				lines = append(lines, p.At.Line)
+			}
+		}
+		return lines
+	}
+	generateAll := func() {
+		for _, p := range proxies {
+			if _, err := generate(m.snap, p, xds.ClusterType, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	m.apply(filter(""))
+	generateAll()
+	if got := told(); !slices.Equal(got, []int{6}) {
+		t.Fatalf("told of at lines %v", got)
+	}
+	m.apply(filter("  - {applyTo: CLUSTER, match: {cluster: {service: none.example}}, patch: {operation: REMOVE}}\n"))
+	generateAll()
+	if got := told(); !slices.Equal(got, []int{7}) {
+		t.Fatalf("when the document has another patch: told of at lines %v", got)
+	}
+	for i := range proxies {
+		if len(told()) == 0 {
+			t.Errorf("not told of any more with %d of %d proxies gone", i, len(proxies))
+		}
+		leave[i]()
+	}
+	if got := told(); len(got) != 0 {
+		t.Errorf("told of at lines %v with no proxy there", got)
 	}
 }

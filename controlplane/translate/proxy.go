@@ -117,6 +117,8 @@ type Proxy struct {
 	Instead *Instead
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
+	// Ended is closed when the proxy is no longer connected; nil is never.
+	Ended <-chan struct{}
 	// SelfDiscovery: it asks for where the like of it are, for zone-aware routing.
 	SelfDiscovery bool
 }

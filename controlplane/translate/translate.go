@@ -19,7 +19,9 @@ func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	if p.Interception == Redirect {
 		inbound = virtualInbound
 	}
-	return listenerResources(v.patches.Listeners(p.Type == Router, inbound, p.signed(p.capture().listeners(v))))
+	listeners := v.patches.Listeners(p.Type == Router, inbound, p.signed(p.capture().listeners(v)))
+	v.noted(xds.ListenerType, every, nil)
+	return listenerResources(listeners)
 }
 
 // NamedListeners are those of the proxy's listeners that are named; names of none are left out.
@@ -48,8 +50,9 @@ func listenerResources(listeners []*listenerv3.Listener) ([]*xds.Resource, error
 // proxy's listeners refer to.
 func Routes(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v, c := newView(s, p), p.capture()
+	made := oneOf(names)
 	if len(names) == 0 {
-		names = c.routeNames(v)
+		names, made = c.routeNames(v), every
 	}
 	var out []*xds.Resource
 	for _, name := range names {
@@ -61,5 +64,6 @@ func Routes(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, er
 			out = append(out, r)
 		}
 	}
+	v.noted(xds.RouteType, made, out)
 	return out, nil
 }

@@ -17,12 +17,18 @@ func vhds() *routev3.Vhds { return &routev3.Vhds{ConfigSource: ads()} }
 // VirtualHosts are all virtual hosts that go by themselves, of the named route configurations. No names at all: of all
 // that the proxy's listeners refer to.
 func VirtualHosts(s *snapshot.Snapshot, p *Proxy, routes []string) ([]*xds.Resource, error) {
-	v, c := newView(s, p), p.capture()
 	if !p.HostsApart {
 		return nil, nil
 	}
+	v := newView(s, p)
+	out, err := v.allHosts(routes)
+	v.noted(xds.VirtualHostType, ofRoutes(routes), out)
+	return out, err
+}
+
+func (v view) allHosts(routes []string) ([]*xds.Resource, error) {
 	if len(routes) == 0 {
-		routes = c.routeNames(v)
+		routes = v.p.capture().routeNames(v)
 	}
 	if len(routes) == 1 {
 		return v.hostsApart(routes[0], nil)
@@ -65,6 +71,7 @@ func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.R
 		}
 		out = append(out, hosts...)
 	}
+	v.noted(xds.VirtualHostType, oneOf(names), out)
 	return out, nil
 }
 
@@ -154,9 +161,10 @@ func (v view) gatewayHostsApart(route string, names []string) ([]*xds.Resource, 
 			continue
 		}
 		if host = v.patchHost(route, host); host == nil {
+			v.patches.Take()
 			continue
 		}
-		r, err := apartResource(route, host)
+		r, err := v.apartResource(route, host)
 		if err != nil {
 			return nil, err
 		}
@@ -166,9 +174,10 @@ func (v view) gatewayHostsApart(route string, names []string) ([]*xds.Resource, 
 }
 
 // apartResource names a virtual host by itself: Envoy removes it by the name inside, and so the two have to be the same.
-func apartResource(route string, host *routev3.VirtualHost) (*xds.Resource, error) {
+func (v view) apartResource(route string, host *routev3.VirtualHost) (*xds.Resource, error) {
 	host.Name = route + "/" + host.Name
-	return xds.NewResource(host.Name, host)
+	r, err := xds.NewResource(host.Name, host)
+	return withNotes(v.patches.Take(), r, err)
 }
 
 // plainHostKey is all that the virtual host of a service without rules depends on.
@@ -244,9 +253,10 @@ func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
 		}
 		host = acceptable(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{host}}).VirtualHosts[0]
 		if host = v.patchHost(route, host); host == nil {
+			v.patches.Take()
 			return nil, nil
 		}
-		return apartResource(route, host)
+		return v.apartResource(route, host)
 	})
 }
 

@@ -35,10 +35,14 @@ func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration
 		routes := build()
 		apart := routes.GetVhds() != nil
 		routes = v.patchRoutes(name, acceptable(routes), v.domainsApart(name))
+		var r *xds.Resource
+		var err error
 		if apart {
-			return xds.NewRoutesApart(name, routes)
+			r, err = xds.NewRoutesApart(name, routes)
+		} else {
+			r, err = xds.NewResource(name, routes)
 		}
-		return xds.NewResource(name, routes)
+		return withNotes(v.patches.Take(), r, err)
 	})
 }
 

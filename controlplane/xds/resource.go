@@ -53,6 +53,8 @@ type Resource struct {
 	HostsApart bool
 	// Aliases are names that the client asked for, and that this resource answers.
 	Aliases []string
+	// Notes are what those who made the resource remember of that; nobody is sent them.
+	Notes any
 
 	frame *frame // what delta responses carry: made once, like the body
 }
