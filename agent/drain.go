@@ -23,15 +23,21 @@ const (
 type load struct {
 	connections uint64 // of all listeners
 	requests    uint64 // of HTTP; a tunnel or a stream is one request for as long as it lasts
+	// unsent are the bytes of answers that Envoy has whole, and whose clients are still reading what came before.
+	unsent uint64
 }
 
 func (l load) none() bool { return l == load{} }
 
 func (l load) String() string {
-	return fmt.Sprintf("%d requests and %d connections", l.requests, l.connections)
+	text := fmt.Sprintf("%d requests and %d connections", l.requests, l.connections)
+	if l.unsent > 0 {
+		text += fmt.Sprintf(", and %d bytes of answers that clients have not read yet,", l.unsent)
+	}
+	return text
 }
 
-const loadStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_rq_active)$`
+const loadStats = `^(listener\..*\.downstream_cx_active|http\..*\.(downstream_rq_active|downstream_cx_tx_bytes_buffered))$`
 
 var isLoad = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(loadStats) })
 
@@ -56,6 +62,8 @@ func countLoad(stats map[string]uint64, own *regexp.Regexp) (load, error) {
 		case own.MatchString(name), strings.Contains(name, ".worker_"):
 		case isListener:
 			l.connections += n
+		case strings.HasSuffix(name, "_buffered"):
+			l.unsent += n
 		default:
 			l.requests += n
 		}
@@ -87,7 +95,7 @@ func (s ShutdownConfig) enough(c count, ran time.Duration) (why string, ok bool)
 		return "", false
 	case c.failures >= countFailures:
 		return fmt.Sprintf("what it serves cannot be counted: %v", c.err), ran >= s.Linger
-	case c.err != nil, c.requests > 0:
+	case c.err != nil, c.requests > 0, c.unsent > 0:
 		return "", false
 	case c.connections == 0:
 		return "no request and no connection is left", true
@@ -151,6 +159,6 @@ func (n *ending) cut(ctx context.Context, c count) string {
 	if c.none() || context.Cause(ctx) == errGone {
 		return why
 	}
-	n.bad = context.Cause(ctx) == errTimeOver && c.requests > 0
+	n.bad = context.Cause(ctx) == errTimeOver && (c.requests > 0 || c.unsent > 0)
 	return fmt.Sprintf("%s; %s are cut", why, c.load)
 }

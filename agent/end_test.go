@@ -353,6 +353,7 @@ func TestDrainIsEnoughWhenNothingIsLeftToWaitFor(t *testing.T) {
 	}{
 		{"nothing", plain, count{}, 0, true},
 		{"a request", plain, count{load: load{requests: 1, connections: 1}}, 20 * s, false},
+		{"an answer that is not read yet", plain, count{load: load{unsent: 1, connections: 1}}, 20 * s, false},
 		{"a connection that has its time", plain, count{load: load{connections: 1}}, 4 * s, false},
 		{"a connection that had its time", plain, count{load: load{connections: 1}}, 5 * s, true},
 		{"nothing, before the minimum", idle, count{}, 4 * s, false},

@@ -33,14 +33,16 @@ const (
 // each statistic costs memory in every proxy.
 var (
 	requiredPrefixes = []string{"cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "control_plane.connected_state"}
-	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied", activeConnections, activeRequests}
+	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied", activeConnections, activeRequests, unsentBytes}
 	requiredRegexps  = []string{`vhost\..*\.route\..*`}
 )
 
-// What a proxy that drains waits for: how many connections a listener has, and how many requests are under way.
+// What a proxy that drains waits for: how many connections a listener has, how many requests are under way, and how much of
+// answers is still to be sent.
 const (
 	activeConnections = "downstream_cx_active"
 	activeRequests    = "downstream_rq_active"
+	unsentBytes       = "downstream_cx_tx_bytes_buffered"
 )
 
 // overloadPrefix is that of the statistics which tell how full the heap is and what Envoy does about it.
