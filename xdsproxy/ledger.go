@@ -65,6 +65,7 @@ type account struct {
 	begun bool
 	// rejected are the resources that Envoy rejects, by name.
 	rejected map[string]*ResourceNack
+	said     saidOfRejections
 }
 
 type sent struct{ nonce, version string }
@@ -187,8 +188,8 @@ func (l *ledger) envoyDisconnected() {
 	}
 }
 
-// request books what Envoy said, and tells whether it was a rejection. The response that it answers, if any, is about.
-func (l *ledger) request(v variant, r request, about response) (nack bool) {
+// request books what Envoy said, and logs rejections. The response that it answers, if any, is about.
+func (l *ledger) request(v variant, r request, about response) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(r.typeURL)
@@ -203,7 +204,6 @@ func (l *ledger) request(v variant, r request, about response) (nack bool) {
 		a.reject(r, about, l.now())
 		l.bookOf(l.process).reject(a)
 		l.noteNack(a, r, about)
-		return true
 	case r.nonce != "" && a.acknowledge(r, l.now()):
 		a.acceptResources(v, about)
 		l.bookOf(l.process).acknowledge(a)
@@ -211,7 +211,6 @@ func (l *ledger) request(v variant, r request, about response) (nack bool) {
 		l.metrics.acks.WithLabelValues(shortType(a.TypeURL)).Inc()
 		l.metrics.lastAccepted.WithLabelValues(shortType(a.TypeURL)).Set(float64(a.LastAck.UnixMilli()) / 1000)
 	}
-	return false
 }
 
 // noteNack books a rejection where people look; the caller holds the lock.
@@ -224,6 +223,13 @@ func (l *ledger) noteNack(a *account, r request, about response) {
 	}
 	l.note(e)
 	l.metrics.nacks.WithLabelValues(shortType(a.TypeURL)).Inc()
+	if unsaid, say := a.said.rejection(r.reason, l.now()); say {
+		attrs := []any{"type", r.typeURL, "reason", r.reason}
+		if unsaid > 0 {
+			attrs = append(attrs, "notLogged", unsaid)
+		}
+		l.log.Warn("Envoy rejected its configuration", attrs...)
+	}
 }
 
 // subscribes says whether a request asks for something else than before, as far as can be told without comparing names.

@@ -68,6 +68,35 @@ func (a *account) rejectedResources() []ResourceNack {
 	return all
 }
 
+const (
+	// A control plane may send again at once what Envoy rejects, hundreds of times a second. In each loggedAgain the log has
+	// mostLogged rejections of a type at most, and none with the same reason as the one before it.
+	loggedAgain = time.Minute
+	mostLogged  = 10
+)
+
+// saidOfRejections is what the log has of the rejections of one type.
+type saidOfRejections struct {
+	began  time.Time
+	lines  int
+	reason string
+	unsaid int
+}
+
+// rejection says whether one is to be logged, and how many were not since the last that was.
+func (s *saidOfRejections) rejection(reason string, now time.Time) (unsaid int, say bool) {
+	if now.Sub(s.began) >= loggedAgain || now.Before(s.began) {
+		s.began, s.lines = now, 0
+	}
+	if s.lines == mostLogged || s.lines > 0 && reason == s.reason {
+		s.unsaid++
+		return 0, false
+	}
+	unsaid = s.unsaid
+	s.lines, s.reason, s.unsaid = s.lines+1, reason, 0
+	return unsaid, true
+}
+
 // mention is what a reason says of one resource.
 type mention struct {
 	resource

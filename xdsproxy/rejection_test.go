@@ -44,6 +44,36 @@ func TestResourcesThatAReasonMeans(t *testing.T) {
 	}
 }
 
+// The log of a proxy on which somebody insists stays readable, and tells how often it was.
+func TestRejectionsThatComeAgainAndAgainAreLoggedNowAndThen(t *testing.T) {
+	now := time.Unix(1000, 0)
+	var text strings.Builder
+	l := newLedger(func() time.Time { return now }, slog.New(slog.NewTextHandler(&text, nil)))
+	reject := func(typeURL, reason string) {
+		now = now.Add(time.Millisecond)
+		l.request(delta, request{typeURL: typeURL, nonce: "1", rejected: true, reason: reason}, response{})
+	}
+	lines := func(part string) int { return strings.Count(text.String(), part) }
+	for range 1000 {
+		reject(clusterType, "same")
+		reject(listenerType, "other")
+	}
+	if lines("reason=same") != 1 || lines("reason=other") != 1 || lines("notLogged") != 0 {
+		t.Errorf("the log of 1,000 equal rejections of two types:\n%s", text.String())
+	}
+	for i := range 100 {
+		reject(clusterType, fmt.Sprintf("new %d", i))
+	}
+	if n := lines("reason=\"new "); n != mostLogged-1 || lines("notLogged=999") != 1 {
+		t.Errorf("%d of 100 other reasons:\n%s", n, text.String())
+	}
+	now = now.Add(loggedAgain)
+	reject(clusterType, "same")
+	if lines("reason=same notLogged=91") != 1 {
+		t.Errorf("a minute later:\n%s", text.String())
+	}
+}
+
 func TestRejectionsAreBookedByResourceUntilSomethingBetterComes(t *testing.T) {
 	now := time.Unix(1000, 0)
 	l := newLedger(func() time.Time { return now }, slog.New(slog.DiscardHandler))

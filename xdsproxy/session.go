@@ -355,9 +355,7 @@ func (s *session) hear(f *frame, connected bool) *frame {
 		return forward
 	}
 	h.reason = redact.Text(h.reason) // Envoy may cite the configuration
-	if nack := s.book.request(s.proto, h.request, h.about.response); nack {
-		s.relay.log.Warn("Envoy rejected its configuration", "type", h.typeURL, "reason", h.reason)
-	}
+	s.book.request(s.proto, h.request, h.about.response)
 	if instead && (h.first || h.changed) {
 		s.answerLastGood(h)
 		if connected {
