@@ -271,7 +271,7 @@ func TestWhatCrowdsHaveShownOnce(t *testing.T) {
 			{envoyFilter("g", "istio-system", addsHost), envoyFilter("f", "three", "workloadSelector: {labels: {app: a}}, "+addsHost)},
 			{"EnvoyFilter three/f"},
 		},
-		"a rule goes with which a patched listener is none that Envoy takes": {
+		"a rule goes that told TLS apart in a patched listener": {
 			{envoyFilter("f", "two", "configPatches: [{applyTo: HTTP_FILTER, match: {context: SIDECAR_OUTBOUND, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager, subFilter: {name: envoy.filters.http.router}}}}}, patch: {operation: INSERT_BEFORE, value: {name: lua, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua}}}}]")},
 			{ofNetworking("VirtualService", "v5", "two", "hosts: [a.example, b.example], tls: [{match: [{sniHosts: [a.example]}], route: [{destination: {host: red.one.svc.cluster.local, port: {number: 81}}}]}, {match: [{sniHosts: [b.example]}], route: [{destination: {host: red.one.svc, port: {number: 81}}}]}]")},
 			{ofNetworking("ServiceEntry", "w1", "one", "hosts: [b.example, x.example], resolution: STATIC, addresses: [240.9.9.0/24], workloadSelector: {labels: {app: a}}, ports: [{number: 80, name: p80, protocol: TLS}, {number: 90, name: p90, protocol: \"\"}]")},

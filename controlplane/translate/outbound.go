@@ -252,13 +252,20 @@ func (v view) gateListener(g *gate) *listenerv3.Listener {
 	if g.routes != "" {
 		l.FilterChains = append(l.FilterChains, v.requestChain(g, l.Name, mixed, names))
 	}
+	withRequests := map[string]bool{}
 	for _, c := range g.chains {
 		chain := v.connectionChain(g, l.Name, c)
 		if len(c.match.subnets) > 0 && c.traffic.protocol == registry.Undeclared {
-			// Envoy looks no further than the chains of the narrowest subnet.
-			requests := v.requestChain(g, chain.Name, mixed, names)
-			requests.FilterChainMatch.PrefixRanges = chain.FilterChainMatch.PrefixRanges
-			l.FilterChains = append(l.FilterChains, requests)
+			// Envoy looks no further than the chains of the narrowest subnet, and refuses two that match the same.
+			blocks := slices.DeleteFunc(slices.Clone(chain.FilterChainMatch.PrefixRanges), func(b *corev3.CidrRange) bool { return withRequests[b.String()] })
+			for _, b := range blocks {
+				withRequests[b.String()] = true
+			}
+			if len(blocks) > 0 {
+				requests := v.requestChain(g, chain.Name, mixed, names)
+				requests.FilterChainMatch.PrefixRanges = blocks
+				l.FilterChains = append(l.FilterChains, requests)
+			}
 		}
 		l.FilterChains = append(l.FilterChains, chain)
 		if c.match.all() && mixed && names {
