@@ -16,6 +16,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/pilotfish-mesh/pilotfish/sds"
@@ -56,7 +57,9 @@ func secretServer(ctx context.Context, config sds.Config) (client secretv3.Secre
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
-	conn, err := grpc.NewClient("unix:"+config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	// The server may not be there yet: what is measured is not gRPC's wait of a second until it tries again.
+	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}}
+	conn, err := grpc.NewClient("unix:"+config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 	if err != nil {
 		cancel()
 		return nil, nil, err
