@@ -3,6 +3,7 @@ package backends
 import (
 	"bytes"
 	"encoding/binary"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -102,6 +103,24 @@ func policyDrops(at legacyLayout, entry []byte) bool {
 	return target+extensionData+4 <= len(entry) && binary.NativeEndian.Uint32(entry[target+extensionData:]) == drop
 }
 
+// matchesOf gives the matches of an entry, by name, with what they compare. What is malformed ends them.
+func matchesOf(at legacyLayout, entry []byte) iter.Seq2[string, []byte] {
+	return func(yield func(string, []byte) bool) {
+		end := min(int(binary.NativeEndian.Uint16(entry[at.targetOffset:])), len(entry))
+		for left := entry[at.matches:max(at.matches, end)]; len(left) >= extensionData; {
+			size := int(binary.NativeEndian.Uint16(left))
+			if size < extensionData || size > len(left) {
+				return
+			}
+			name, _, _ := bytes.Cut(left[extensionName:][:extensionRoom], []byte{0})
+			if !yield(string(name), left[extensionData:size]) {
+				return
+			}
+			left = left[size:]
+		}
+	}
+}
+
 // namedBy are the destinations that a rule names.
 func namedBy(at legacyLayout, entry []byte) (all []iptables.Named) {
 	var address netip.Addr
@@ -109,17 +128,10 @@ func namedBy(at legacyLayout, entry []byte) (all []iptables.Named) {
 	if a, ok := netip.AddrFromSlice(entry[at.destination:][:at.size]); ok && len(bytes.Trim(mask, "\x00")) > 0 {
 		address = a
 	}
-	end := min(int(binary.NativeEndian.Uint16(entry[at.targetOffset:])), len(entry))
-	for left := entry[at.matches:max(at.matches, end)]; len(left) >= extensionData; {
-		size := int(binary.NativeEndian.Uint16(left))
-		if size < extensionData || size > len(left) {
-			break
-		}
-		name, _, _ := bytes.Cut(left[extensionName:][:extensionRoom], []byte{0})
-		for _, port := range iptables.PortsOfExtension(string(name), left[extensionData:size]) {
+	for name, data := range matchesOf(at, entry) {
+		for _, port := range iptables.PortsOfExtension(name, data) {
 			all = append(all, iptables.Named{Port: port, Address: address})
 		}
-		left = left[size:]
 	}
 	if len(all) == 0 && address.IsValid() {
 		all = append(all, iptables.Named{Address: address})

@@ -156,18 +156,11 @@ func (t legacyTarget) verdict(chains map[uint32]string) string {
 
 // commentOf is what the match "comment" of an entry says.
 func commentOf(at legacyLayout, entry []byte) string {
-	end := min(int(binary.NativeEndian.Uint16(entry[at.targetOffset:])), len(entry))
-	for left := entry[at.matches:max(at.matches, end)]; len(left) >= extensionData; {
-		size := int(binary.NativeEndian.Uint16(left))
-		if size < extensionData || size > len(left) {
-			break
-		}
-		name, _, _ := bytes.Cut(left[extensionName:][:extensionRoom], []byte{0})
-		if string(name) == "comment" {
-			text, _, _ := bytes.Cut(left[extensionData:size], []byte{0})
+	for name, data := range matchesOf(at, entry) {
+		if name == "comment" {
+			text, _, _ := bytes.Cut(data, []byte{0})
 			return strings.TrimSpace(string(text))
 		}
-		left = left[size:]
 	}
 	return ""
 }

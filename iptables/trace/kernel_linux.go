@@ -135,24 +135,35 @@ func (k *kernel) hearSome(ctx context.Context) error {
 	if end, ok := ctx.Deadline(); ok && end.Before(wait) {
 		wait = end
 	}
-	if err := k.events.SetReadDeadline(wait); err != nil {
+	err := receive(k.events, wait, "the kernel's trace", unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE, func(data []byte) {
+		if heard, err := decode(data); err == nil { // a kernel that says it otherwise says it of all packets
+			k.hear(heard)
+		}
+	})
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil
+	}
+	return err
+}
+
+// receive waits for messages until a time, and gives those of a type; os.ErrDeadlineExceeded is that none came. What names
+// their source in errors.
+func receive(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderType, to func(data []byte)) error {
+	if err := conn.SetReadDeadline(until); err != nil {
 		return err
 	}
-	received, err := k.events.Receive()
+	received, err := conn.Receive()
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil
+		return os.ErrDeadlineExceeded
 	case errors.Is(err, unix.ENOBUFS):
 		return ErrLost
 	case err != nil:
-		return fmt.Errorf("listen to the kernel's trace: %w", err)
+		return fmt.Errorf("listen to %s: %w", what, err)
 	}
 	for _, m := range received {
-		if m.Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE {
-			continue
-		}
-		if heard, err := decode(m.Data); err == nil { // a kernel that says it otherwise says it of all packets
-			k.hear(heard)
+		if m.Header.Type == kind {
+			to(m.Data)
 		}
 	}
 	return nil

@@ -158,25 +158,16 @@ func (l *logger) Close() error {
 // hear takes what was logged so far.
 func (l *logger) hear(ctx context.Context, to func(logged)) error {
 	for ctx.Err() == nil {
-		if err := l.conn.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
-			return err
-		}
-		received, err := l.conn.Receive()
+		err := receive(l.conn, time.Now().Add(time.Millisecond), "what iptables-legacy does", unix.NFNL_SUBSYS_ULOG<<8|logMessage, func(data []byte) {
+			if heard, ok := decodeLog(data); ok {
+				to(heard)
+			}
+		})
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return nil
-		case errors.Is(err, unix.ENOBUFS):
-			return ErrLost
 		case err != nil:
-			return fmt.Errorf("listen to what iptables-legacy does: %w", err)
-		}
-		for _, m := range received {
-			if m.Header.Type != unix.NFNL_SUBSYS_ULOG<<8|logMessage {
-				continue
-			}
-			if heard, ok := decodeLog(m.Data); ok {
-				to(heard)
-			}
+			return err
 		}
 	}
 	return nil
