@@ -3,8 +3,6 @@ package config
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -13,19 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// The test runs again in a mount namespace of its own.
 func TestFileSystemThatIsMountedOverTheDirectoryIsRead(t *testing.T) {
-	if os.Getenv("PILOTFISH_TEST_MOUNTS") == "" {
-		if os.Getuid() != 0 {
-			t.Skip("only root can mount")
-		}
-		again := exec.Command("unshare", "--mount", os.Args[0], "-test.v", "-test.run", "^"+t.Name()+"$")
-		again.Env = append(os.Environ(), "PILOTFISH_TEST_MOUNTS=yes")
-		if out, err := again.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+	if !testns.WithOwnMounts(t, "") {
 		return
 	}
 	root := t.TempDir()

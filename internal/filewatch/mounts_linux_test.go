@@ -2,25 +2,17 @@ package filewatch
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// The test runs again in a mount namespace of its own.
 func TestMountsThatConcernAPathAreToldOf(t *testing.T) {
-	if os.Getenv("PILOTFISH_TEST_MOUNTS") == "" {
-		if os.Getuid() != 0 {
-			t.Skip("only root can mount")
-		}
-		again := exec.Command("unshare", "--mount", os.Args[0], "-test.v", "-test.run", "^"+t.Name()+"$")
-		again.Env = append(os.Environ(), "PILOTFISH_TEST_MOUNTS=yes")
-		if out, err := again.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+	if !testns.WithOwnMounts(t, "") {
 		return
 	}
 	root := t.TempDir()

@@ -1,0 +1,33 @@
+package testns
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// ownMounts is set in the process that has mounts of its own.
+const ownMounts = "PILOTFISH_TEST_OWN_MOUNTS"
+
+// WithOwnMounts says whether the test runs with mounts of its own, which end with it. Else it has run the test again in a
+// process that has them, in which first may have prepared them (a shell's words; empty is nothing), and the caller returns.
+// The test is skipped for users who may not.
+func WithOwnMounts(t *testing.T, first string) bool {
+	t.Helper()
+	if os.Getenv(ownMounts) != "" {
+		return true
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount")
+	}
+	if first != "" {
+		first += " && "
+	}
+	again := exec.Command("unshare", "--mount", "sh", "-c", first+`exec "$0" -test.v -test.run "^$1\$"`, os.Args[0], t.Name())
+	again.Env = append(os.Environ(), ownMounts+"=yes")
+	if out, err := again.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+		t.Errorf("with mounts of its own: %v:\n%s", err, out)
+	}
+	return false
+}
