@@ -22,8 +22,8 @@ const (
 
 const loopback = "lo"
 
-// passthroughIPv6 is what Envoy binds for inbound IPv6 connections that it passes on. It is on lo because we put it there.
-var passthroughIPv6 = netip.MustParsePrefix("::6/128")
+// PassthroughIPv6 is what Envoy binds for inbound IPv6 connections that it passes on. It is on lo because we put it there.
+var PassthroughIPv6 = netip.MustParsePrefix("::6/128")
 
 // routePriority is before the kernel's main table (32766), and after the first, local (0).
 const routePriority = 1337
@@ -109,7 +109,7 @@ func (c *compiler) locals() []local {
 		l = append(l, local{"ipv4", c.LoopbackCIDR, netip.MustParsePrefix("127.0.0.6/32")})
 	}
 	if c.families&IPv6 != 0 {
-		l = append(l, local{"ipv6", netip.MustParsePrefix("::1/128"), passthroughIPv6})
+		l = append(l, local{"ipv6", netip.MustParsePrefix("::1/128"), PassthroughIPv6})
 	}
 	return l
 }
@@ -138,7 +138,7 @@ func (c *compiler) routing() *Routing {
 		r.Mark, r.Table, r.Priority = c.TProxyMark, c.TProxyTable, routePriority
 	}
 	if c.families&IPv6 != 0 {
-		r.LoopbackAddresses = []netip.Prefix{passthroughIPv6}
+		r.LoopbackAddresses = []netip.Prefix{PassthroughIPv6}
 	}
 	if r.Mark == 0 && r.LoopbackAddresses == nil {
 		return nil

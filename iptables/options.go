@@ -135,7 +135,7 @@ func (o *Options) capture() (captured, refused Families) {
 // families are those that the namespace can speak to others in.
 func (o *Options) families() (f Families) {
 	for _, a := range o.Addresses {
-		if a = a.Unmap(); a.IsLoopback() || a.IsLinkLocalUnicast() || !a.IsValid() || a == passthroughIPv6.Addr() {
+		if a = a.Unmap(); a.IsLoopback() || a.IsLinkLocalUnicast() || !a.IsValid() || a == PassthroughIPv6.Addr() {
 			continue
 		}
 		f |= familyOf(a)

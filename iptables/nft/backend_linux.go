@@ -142,21 +142,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 			return err
 		}
 		out = decode(s)
-		families := iptables.BothFamilies
-		if out.Rules != nil {
-			families = out.Rules.Families
-		}
-		routing, strange, err := b.routes.Read(families)
-		if err != nil {
-			return err
-		}
-		out.Strange = append(out.Strange, strange...)
-		if out.Rules != nil {
-			out.Rules.Routing = routing
-		} else if routing != nil {
-			out.Strange = append(out.Strange, fmt.Sprintf("routing without rules: %+v", *routing))
-		}
-		return nil
+		return b.routes.Complete(out)
 	})
 	return out, err
 }

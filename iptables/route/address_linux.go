@@ -152,16 +152,15 @@ func (k *session) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, erro
 	return out, err
 }
 
-// ourAddresses are those that Add added, and whether the kernel is not done with one of them.
-func (k *session) ourAddresses() (ours []netip.Prefix, pending bool, err error) {
-	have, err := k.addresses()
+// oursOf are those that Add added, and whether the kernel is not done with one of them.
+func oursOf(have []address) (ours []netip.Prefix, pending bool) {
 	for _, a := range have {
 		if a.protocol == Protocol {
 			ours, pending = append(ours, a.prefix), pending || a.tentative
 		}
 	}
 	slices.SortFunc(ours, netip.Prefix.Compare)
-	return ours, pending, err
+	return ours, pending
 }
 
 // settling bounds the wait for addresses; the kernel needs less than a millisecond if it has a processor.
@@ -172,7 +171,8 @@ const settling = 50 * time.Millisecond
 func (k *session) settled() ([]netip.Prefix, error) {
 	end := time.Now().Add(settling)
 	for pause := 50 * time.Microsecond; ; pause *= 2 {
-		ours, pending, err := k.ourAddresses()
+		have, err := k.addresses()
+		ours, pending := oursOf(have)
 		if err != nil || !pending || time.Now().After(end) || !k.up() {
 			return ours, err
 		}

@@ -11,18 +11,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// missing gives the changes that add the route and the rule of a family if they are not there. Of a route the kernel is
-// asked by adding it; of rules it would take a second one beside somebody else's.
-func (k *session) missing(want *iptables.Routing, f family, rules []listed) []change {
+// missing gives the changes that add the route and the rule of a family if they are not there, which the kernel is asked by
+// adding them. A route of somebody else's that is the same is used. A rule is not: ours is added beside it, which the kernel
+// tells from it by its protocol, so that it does not go when the other one does.
+func (k *session) missing(want *iptables.Routing, f family) []change {
 	what, route := k.routeChange(k.localRoute(want.Table, f), f.name)
 	out := []change{k.unlessThere(what, route.undo, func(k *session) error { return k.addRoute(want.Table, f) },
 		func(k *session) error { return k.hasRoute(want.Table, f) })}
-	if slices.ContainsFunc(rules, func(o listed) bool { return int(o.data[0]) == f.number && isRule(o.data, want) }) {
-		return out
-	}
 	what, rule := k.ruleChange(policyRule(want, f), f.name)
 	return append(out, k.unlessThere(what, rule.undo, func(k *session) error { return k.addRule(want, f) },
-		func(*session) error { return unix.EEXIST })) // as one of the same number for all other marks is, to the kernel
+		func(k *session) error { return k.hasRule(want, f) }))
 }
 
 // unlessThere is a change by adding, whose reverse does nothing if nothing was added. same says whether what is there
@@ -85,6 +83,15 @@ func (k *session) hasRoute(table int, f family) error {
 	routes, err := k.routes(table, f)
 	if err == nil && !hasRoute(routes) {
 		err = explainRoute(unix.EEXIST, table)
+	}
+	return err
+}
+
+// hasRule is nil if there is the rule of ours that is wanted. To the kernel that for all marks but one is the same.
+func (k *session) hasRule(want *iptables.Routing, f family) error {
+	ours, err := k.ours(unix.RTM_GETRULE)
+	if err == nil && !slices.ContainsFunc(ours, func(o listed) bool { return int(o.data[0]) == f.number && isRule(o.data, want) }) {
+		err = unix.EEXIST
 	}
 	return err
 }

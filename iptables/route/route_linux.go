@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -122,14 +123,8 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 	}
 	defer k.close()
 	var changes []change
-	if steer := steered(want, of); len(steer) > 0 {
-		rules, err := k.list(unix.RTM_GETRULE)
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range steer {
-			changes = append(changes, k.missing(want, f, rules)...)
-		}
+	for _, f := range steered(want, of) {
+		changes = append(changes, k.missing(want, f)...)
 	}
 	return r.run(append(changes, k.missingAddresses(want.LoopbackAddresses, of)...))
 }
@@ -357,17 +352,36 @@ func (k *session) routes(table int, f family) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// Read tells what is in force for the families: all that transparent proxying needs, or nil. What is there of ours but
-// is not all, or not the same for each family, is told in words.
-func (r *Routes) Read(of iptables.Families) (*iptables.Routing, []string, error) {
+// Complete adds to the rules in force the routing that is: all that transparent proxying needs, or nothing. What is there of
+// ours but is not all, or not the same for each family, or without rules, is told in words.
+func (r *Routes) Complete(in *iptables.Installed) error {
 	if r.cfg.Leave {
-		return nil, nil, nil
+		return nil
 	}
 	k, err := r.open()
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	defer k.close()
+	of := iptables.BothFamilies
+	if in.Rules != nil {
+		of = in.Rules.Families
+	}
+	routing, strange, err := k.readAll(of, in.Rules != nil)
+	if err != nil {
+		return err
+	}
+	in.Strange = append(in.Strange, strange...)
+	if in.Rules != nil {
+		in.Rules.Routing = routing
+	} else if routing != nil {
+		in.Strange = append(in.Strange, fmt.Sprintf("routing without rules: %+v", *routing))
+	}
+	return nil
+}
+
+// readAll reads what there is of ours for the families and, beside rules, the address that they need, whoever added it.
+func (k *session) readAll(of iptables.Families, rules bool) (*iptables.Routing, []string, error) {
 	var found []*iptables.Routing
 	var words []string
 	ours, err := k.ours(unix.RTM_GETRULE)
@@ -385,9 +399,14 @@ func (r *Routes) Read(of iptables.Families) (*iptables.Routing, []string, error)
 		}
 		found, words = append(found, routing), append(words, strange...)
 	}
-	addresses, _, err := k.ourAddresses()
+	onLo, err := k.addresses()
 	if err != nil {
 		return nil, nil, err
+	}
+	addresses, _ := oursOf(onLo)
+	isPassthrough := func(a address) bool { return a.prefix == iptables.PassthroughIPv6 && a.protocol != Protocol }
+	if rules && of&iptables.IPv6 != 0 && slices.ContainsFunc(onLo, isPassthrough) {
+		addresses = append(addresses, iptables.PassthroughIPv6)
 	}
 	if len(words) == 0 && anyOf(found) && common(found) == nil {
 		words = append(words, "the families' policy rules and routes are not alike")

@@ -37,6 +37,13 @@ func run1(t testing.TB, ns *testns.Namespace, script string) {
 	}
 }
 
+// read tells the routing that rules of the families have.
+func read(r *Routes, of iptables.Families) (*iptables.Routing, []string, error) {
+	in := &iptables.Installed{Rules: &iptables.RuleSet{Families: of}}
+	err := r.Complete(in)
+	return in.Rules.Routing, in.Strange, err
+}
+
 func TestAddingTwiceAddsOnceAndUndoingLeavesNothing(t *testing.T) {
 	ns := testns.New(t)
 	before := show(t, ns)
@@ -52,7 +59,7 @@ func TestAddingTwiceAddsOnceAndUndoingLeavesNothing(t *testing.T) {
 	if twice := show(t, ns); twice != once || strings.Count(twice, "lookup 133") != 2 {
 		t.Errorf("once:\n%s\ntwice:\n%s", once, twice)
 	}
-	got, strange, err := r.Read(iptables.BothFamilies)
+	got, strange, err := read(r, iptables.BothFamilies)
 	if err != nil || len(strange) > 0 || !reflect.DeepEqual(got, wanted) {
 		t.Errorf("read %+v %v %v", got, strange, err)
 	}
@@ -64,7 +71,8 @@ func TestAddingTwiceAddsOnceAndUndoingLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatWasThereBeforeIsUsedAndStays(t *testing.T) {
+// A route or an address that is there will do, whoever added it. A rule will not: it would go with its owner.
+func TestWhatOthersHaveThatIsTheSameStaysAndIsNotTakenForOurs(t *testing.T) {
 	ns := testns.New(t)
 	run1(t, ns, `ip rule add fwmark 1337 lookup 133 priority 1337; ip route add local default dev lo table 133; ip -6 addr add ::6/128 dev lo nodad;
 		ip -6 rule add fwmark 1337 lookup 133 priority 1337; ip -6 route add local default dev lo table 133`)
@@ -73,14 +81,51 @@ func TestWhatWasThereBeforeIsUsedAndStays(t *testing.T) {
 	if _, err := r.Add(wanted, iptables.IPv4|iptables.IPv6); err != nil {
 		t.Fatal(err)
 	}
-	if during := show(t, ns); during != before {
-		t.Errorf("added beside what was there:\n%s", during)
+	got, strange, err := read(r, iptables.BothFamilies)
+	if err != nil || len(strange) > 0 || !reflect.DeepEqual(got, wanted) {
+		t.Errorf("read %+v %v %v", got, strange, err)
+	}
+	if got, _, err := read(r, iptables.IPv4); err != nil || len(got.LoopbackAddresses) > 0 {
+		t.Errorf("without IPv6, read %+v %v", got, err)
+	}
+	during := show(t, ns)
+	for line := range strings.Lines(during) {
+		if strings.Contains(line, "proto 80") && !strings.Contains(line, "fwmark 0x539 lookup 133") {
+			t.Errorf("added beside what was there: %s", line)
+		}
+	}
+	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
+		t.Fatal(err)
+	}
+	if twice := show(t, ns); twice != during || strings.Count(twice, "lookup 133 proto 80") != 2 {
+		t.Errorf("once:\n%s\ntwice:\n%s", during, twice)
 	}
 	if _, err := r.Prune(nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	if after := show(t, ns); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	in := &iptables.Installed{}
+	if err := r.Complete(in); err != nil || len(in.Strange) > 0 {
+		t.Errorf("without rules there is told %q %v", in.Strange, err)
+	}
+}
+
+func TestOurRuleOutlivesAnotherThatIsTheSame(t *testing.T) {
+	ns := testns.New(t)
+	run1(t, ns, `ip rule add fwmark 1337 lookup 133 priority 1337`)
+	r := New(Config{NetNS: int(ns.Handle)})
+	undo, err := r.Add(wanted, iptables.BothFamilies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run1(t, ns, `ip rule del fwmark 1337 lookup 133 priority 1337`)
+	if got, strange, err := read(r, iptables.BothFamilies); err != nil || len(strange) > 0 || !reflect.DeepEqual(got, wanted) {
+		t.Errorf("read %+v %v %v\n%s", got, strange, err, show(t, ns))
+	}
+	if err := undo(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -141,11 +186,11 @@ func TestHalfOfTheRoutingIsToldOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	run1(t, ns, `ip -6 rule del priority 1337`)
-	if got, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) == 0 || got != nil && got.Mark != 0 {
+	if got, strange, err := read(r, iptables.BothFamilies); err != nil || len(strange) == 0 || got != nil && got.Mark != 0 {
 		t.Errorf("read %+v %v %v", got, strange, err)
 	}
 	run1(t, ns, `ip route del local default table 133`)
-	if _, strange, err := r.Read(iptables.IPv4); err != nil || len(strange) != 1 || !strings.Contains(strange[0], "no local default route") {
+	if _, strange, err := read(r, iptables.IPv4); err != nil || len(strange) != 1 || !strings.Contains(strange[0], "no local default route") {
 		t.Errorf("strange: %v %v", strange, err)
 	}
 }
@@ -164,11 +209,11 @@ func TestWhoTakesMarkedPacketsElsewhereIsToldOf(t *testing.T) {
 			if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
 				t.Fatal(err)
 			}
-			if got, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) > 0 || !reflect.DeepEqual(got, wanted) {
+			if got, strange, err := read(r, iptables.BothFamilies); err != nil || len(strange) > 0 || !reflect.DeepEqual(got, wanted) {
 				t.Fatalf("before: %+v %v %v", got, strange, err)
 			}
 			run1(t, ns, one.script)
-			if _, strange, err := r.Read(iptables.BothFamilies); err != nil || len(strange) != 1 || !strings.Contains(strange[0], one.told) {
+			if _, strange, err := read(r, iptables.BothFamilies); err != nil || len(strange) != 1 || !strings.Contains(strange[0], one.told) {
 				t.Errorf("%q, not one with %q; %v", strange, one.told, err)
 			}
 		})

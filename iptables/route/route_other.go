@@ -20,10 +20,8 @@ func New(Config) *Routes { return &Routes{} }
 // In gives the same.
 func (r *Routes) In(*namespace.Turn) *Routes { return r }
 
-// Read fails.
-func (*Routes) Read(iptables.Families) (*iptables.Routing, []string, error) {
-	return nil, nil, errLinux
-}
+// Complete fails.
+func (*Routes) Complete(*iptables.Installed) error { return errLinux }
 
 // Add fails.
 func (*Routes) Add(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }

@@ -2,6 +2,7 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -124,6 +125,57 @@ func TestRoutingThatIsMissingIsFoundWithItsConsequence(t *testing.T) {
 	if r.OK() || !strings.Contains(fmt.Sprint(r.Differences), "packets marked 1337") {
 		t.Errorf("%s", r)
 	}
+}
+
+// What Istio's redirection leaves behind, or another program has, can be the same as what ours needs.
+func TestRoutingOfOthersThatIsTheSameIsNoDamage(t *testing.T) {
+	for _, choice := range []backends.Choice{backends.NFTables, backends.IPTablesLegacy} {
+		t.Run(string(choice), func(t *testing.T) {
+			if _, err := exec.LookPath("iptables-legacy-restore"); err != nil && choice != backends.NFTables {
+				t.Skip("iptables is not installed; scripts/iptables.sh does that")
+			}
+			ns := testns.New(t)
+			b, err := backends.New(backends.Config{NetNS: int(ns.Handle), Choice: choice})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ns.Links(t, routingOfOthers)
+			want := compile(t, choices()["transparent"])
+			if err := b.Apply(t.Context(), want); err != nil {
+				t.Fatal(err)
+			}
+			if r := report(t, ns, b, want); !r.OK() {
+				t.Errorf("%s", r)
+			}
+			ns.Links(t, func(h *netlink.Handle) error {
+				return errors.Join(h.RuleDel(ruleOfOthers(unix.AF_INET)), h.RuleDel(ruleOfOthers(unix.AF_INET6)))
+			})
+			if r := report(t, ns, b, want); !r.OK() {
+				t.Errorf("after their rules went: %s", r)
+			}
+		})
+	}
+}
+
+func ruleOfOthers(family int) *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Mark, r.Table, r.Protocol = family, 1337, 1337, 133, unix.RTPROT_BOOT
+	return r
+}
+
+func routingOfOthers(h *netlink.Handle) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	a, _ := netlink.ParseAddr("::6/128")
+	a.Flags = unix.IFA_F_NODAD
+	errs := []error{h.AddrAdd(lo, a)}
+	for family, all := range map[int]string{unix.AF_INET: "0.0.0.0/0", unix.AF_INET6: "::/0"} {
+		to, _ := netlink.ParseIPNet(all)
+		errs = append(errs, h.RuleAdd(ruleOfOthers(family)), h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: to, Table: 133, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}))
+	}
+	return errors.Join(errs...)
 }
 
 func TestLoopbackAddressThatIsMissingIsFoundWithItsConsequence(t *testing.T) {

@@ -159,19 +159,8 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 		return nil, err
 	}
 	in := decode(s)
-	families := iptables.BothFamilies
-	if in.Rules != nil {
-		families = in.Rules.Families
-	}
-	routing, strange, err := b.routes.Read(families)
-	if err != nil {
+	if err := b.routes.Complete(in); err != nil {
 		return nil, err
-	}
-	in.Strange = append(in.Strange, strange...)
-	if in.Rules != nil {
-		in.Rules.Routing = routing
-	} else if routing != nil {
-		in.Strange = append(in.Strange, fmt.Sprintf("routing without rules: %+v", *routing))
 	}
 	in.Rules = iptables.Canonical(in.Rules)
 	return in, nil
