@@ -14,19 +14,14 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
-	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 // filtersFile is in the state directory, and like lastGoodFile has no ending.
 const filtersFile = "filter-versions"
-
-// filtersAgain is how long after it could not be written that is tried again.
-const filtersAgain = time.Second
 
 // maxFilters bounds what is read of it: thousands of documents.
 const maxFilters = 64 << 20
@@ -35,16 +30,13 @@ const maxFilters = 64 << 20
 // refuses them. They are kept over a restart: without one, a proxy that is new then would be without its listener, or
 // without the filter. Its zero value keeps nothing.
 type filterVersions struct {
-	file string // "" keeps nothing
-	log  *slog.Logger
-	wake chan struct{} // the file is behind; holds one
+	file stateFile
 
 	mu sync.Mutex
 	// before are those that no Envoy was seen to refuse; refusals are the versions that one did.
 	before   map[config.Key]*snapshot.EnvoyFilter
 	refusals map[*config.Resource]bool
 	current  map[config.Key]*snapshot.EnvoyFilter
-	begun    bool // there was a snapshot
 	// left is what an earlier process left, until the first snapshot.
 	left map[config.Key]leftFilter
 }
@@ -71,14 +63,14 @@ type keptVersion struct {
 
 // open reads what an earlier process left; what cannot be read is told of and done without.
 func (v *filterVersions) open(file string, log *slog.Logger) {
-	v.file, v.log, v.wake = file, log, make(chan struct{}, 1)
+	v.file = newStateFile(file, "the versions of EnvoyFilters before the last edits are not kept for a restart", log)
 	if err := v.read(); err != nil {
 		log.Warn("the versions of EnvoyFilters before the last edits are not known: where an Envoy refuses what is in force, nothing stands in for it", "file", file, "error", err)
 	}
 }
 
 func (v *filterVersions) read() error {
-	file, err := os.Open(v.file)
+	file, err := os.Open(v.file.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -150,8 +142,8 @@ func (v *filterVersions) follow(previous, next *snapshot.Snapshot) {
 		}
 	}
 	maps.DeleteFunc(before, func(_ config.Key, f *snapshot.EnvoyFilter) bool { return f == nil })
-	v.before, v.refusals, v.current, v.left, v.begun = before, refusals, now, nil, true
-	v.note()
+	v.before, v.refusals, v.current, v.left = before, refusals, now, nil
+	v.file.note()
 }
 
 // restored gives the version before one that is in force at the start, and books whether that was refused. The document may have
@@ -203,89 +195,40 @@ func (v *filterVersions) refused(r *config.Resource) {
 	}
 	if !v.refusals[r] {
 		v.refusals[r] = true
-		v.note()
+		v.file.note()
 	}
 }
 
-func (v *filterVersions) note() {
-	select {
-	case v.wake <- struct{}{}:
-	default:
-	}
-}
+// run keeps the file, until the context ends.
+func (v *filterVersions) run(ctx context.Context) { v.file.run(ctx, v.encode) }
 
-// run keeps the file, until the context ends and then once more.
-func (v *filterVersions) run(ctx context.Context) {
-	var written []byte // what the file has
-	same := false      // not before it was written: an earlier process left something else
-	var again <-chan time.Time
-	for ended := false; !ended; {
-		select {
-		case <-ctx.Done():
-			ended = true
-		case <-v.wake:
-		case <-again:
-		}
-		failed := again != nil
-		again = nil
-		data, known, err := v.encode()
-		if !known || err == nil && same && bytes.Equal(data, written) {
-			continue
-		}
-		if err == nil {
-			err = v.write(data)
-		}
-		if err != nil {
-			if !failed {
-				v.log.Warn("the versions of EnvoyFilters before the last edits are not kept for a restart", "file", v.file, "error", err)
-			}
-			same, again = false, time.After(filtersAgain)
-			continue
-		}
-		written, same = data, true
-	}
-}
-
-func (v *filterVersions) write(data []byte) error {
-	if len(data) > 0 {
-		return atomicfile.Write(v.file, data)
-	}
-	if err := os.Remove(v.file); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// encode gives the text of the file; it is empty when there are no filters. Before the first snapshot nothing is known.
-func (v *filterVersions) encode() (data []byte, known bool, err error) {
+// encode gives the text of the file; it is empty when there are no filters.
+func (v *filterVersions) encode() ([]byte, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !v.begun {
-		return nil, false, nil
-	}
 	var all []keptFilter
 	for _, key := range slices.SortedFunc(maps.Keys(v.current), func(a, b config.Key) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	}) {
 		filter := v.current[key]
-		one := keptFilter{Refused: v.refusals[filter.Resource]}
-		if one.Current, err = keep(filter.Resource); err != nil {
-			return nil, true, err
+		current, err := keep(filter.Resource)
+		if err != nil {
+			return nil, err
 		}
+		one := keptFilter{Current: current, Refused: v.refusals[filter.Resource]}
 		if before := v.before[key]; before != nil {
 			version, err := keep(before.Resource)
 			if err != nil {
-				return nil, true, err
+				return nil, err
 			}
 			one.Before = &version
 		}
 		all = append(all, one)
 	}
 	if len(all) == 0 {
-		return nil, true, nil
+		return nil, nil
 	}
-	data, err = json.Marshal(all)
-	return data, true, err
+	return json.Marshal(all)
 }
 
 func keep(r *config.Resource) (keptVersion, error) {

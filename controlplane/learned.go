@@ -11,8 +11,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 const (
@@ -23,27 +21,25 @@ const (
 	// maxLearned bounds the clusters that are remembered of a workload, and maxLearnedOfAll those of all.
 	maxLearned      = 1000
 	maxLearnedOfAll = 200_000
-	// learnedEvery is how often what was learned is written.
-	learnedEvery = time.Second
 )
 
 // learned is which clusters each workload was seen to ask for, and when last: what its instances start with.
 type learned struct {
-	path string
 	now  func() time.Time
-	log  *slog.Logger
+	file stateFile
 
 	mu        sync.Mutex
 	workloads map[string]map[string]time.Time
 	size      int // clusters of all workloads
-	dirty     bool
-
-	failing bool // the last write failed; for who writes
 }
 
 // openLearned reads what was learned before; what cannot be read is learned again.
 func openLearned(path string, now func() time.Time, log *slog.Logger) *learned {
-	l := &learned{path: path, now: now, log: log, workloads: map[string]map[string]time.Time{}}
+	l := &learned{
+		now:       now,
+		file:      newStateFile(path, "what workloads were seen to use is not kept: after a restart they ask for it again", log),
+		workloads: map[string]map[string]time.Time{},
+	}
 	data, err := os.ReadFile(path)
 	if err == nil {
 		err = json.Unmarshal(data, &l.workloads)
@@ -70,7 +66,7 @@ func (l *learned) of(workload string) []string {
 		if l.now().Sub(asked) > learnedFor {
 			delete(names, name)
 			l.size--
-			l.dirty = true
+			l.file.note()
 		}
 	}
 	if len(names) == 0 {
@@ -96,7 +92,7 @@ func (l *learned) note(workload, name string) {
 		l.workloads[workload] = map[string]time.Time{}
 	}
 	l.workloads[workload][name] = l.now()
-	l.dirty = true
+	l.file.note()
 }
 
 // forgetOldest makes room: workloads come and go, and one that asked for nothing for the longest time may be gone.
@@ -117,41 +113,11 @@ func (l *learned) forgetOldest() {
 	delete(l.workloads, oldest)
 }
 
-// run writes what was learned, until the context ends and then once more.
-func (l *learned) run(ctx context.Context) {
-	tick := time.NewTicker(learnedEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			l.write()
-			return
-		case <-tick.C:
-			l.write()
-		}
-	}
-}
+// run keeps the file, until the context ends.
+func (l *learned) run(ctx context.Context) { l.file.run(ctx, l.encode) }
 
-// write keeps what was learned since it was written. What cannot be written, of which the first time is told, stays to be.
-func (l *learned) write() {
+func (l *learned) encode() ([]byte, error) {
 	l.mu.Lock()
-	if !l.dirty {
-		l.mu.Unlock()
-		return
-	}
-	l.dirty = false
-	data, err := json.Marshal(l.workloads)
-	l.mu.Unlock()
-	if err == nil {
-		err = atomicfile.Write(l.path, data)
-	}
-	if err != nil {
-		l.mu.Lock()
-		l.dirty = true
-		l.mu.Unlock()
-		if !l.failing {
-			l.log.Warn("what workloads were seen to use is not kept: after a restart they ask for it again", "file", l.path, "error", err)
-		}
-	}
-	l.failing = err != nil
+	defer l.mu.Unlock()
+	return json.Marshal(l.workloads)
 }

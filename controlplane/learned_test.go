@@ -16,6 +16,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
+// ended is a context within which what is to be kept is tried once.
+func ended() context.Context {
+	ctx, end := context.WithCancel(context.Background())
+	end()
+	return ctx
+}
+
 func TestWhatIsLearnedIsBoundedAndMakesRoomForNewWorkloads(t *testing.T) {
 	path := filepath.Join(t.TempDir(), learnedFile)
 	if err := os.WriteFile(path, []byte("null"), 0o600); err != nil {
@@ -42,7 +49,7 @@ func TestWhatIsLearnedIsBoundedAndMakesRoomForNewWorkloads(t *testing.T) {
 	if !slices.Equal(l.of("shop/stays/stays"), []string{"outbound|80||old"}) {
 		t.Error("what was asked for lately is forgotten")
 	}
-	l.write()
+	l.run(ended())
 	again := openLearned(path, now, slog.New(slog.DiscardHandler))
 	if again.size != l.size || len(again.of(last)) != maxLearned {
 		t.Errorf("after a restart %d are remembered, before it %d", again.size, l.size)
@@ -58,15 +65,15 @@ func TestWhatCouldNotBeKeptIsKeptOnceItCan(t *testing.T) {
 	var told strings.Builder
 	l := openLearned(path, time.Now, slog.New(slog.NewTextHandler(&told, nil)))
 	l.note("shop/a/a", "outbound|80||b")
-	l.write() // where there is no such directory
-	l.write()
+	l.run(ended()) // where there is no such directory
+	l.run(ended())
 	if n := strings.Count(told.String(), "is not kept"); n != 1 {
 		t.Errorf("it is told %d times: %s", n, told.String())
 	}
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	l.write()
+	l.run(ended())
 	if got := openLearned(path, time.Now, slog.New(slog.DiscardHandler)).of("shop/a/a"); len(got) != 1 {
 		t.Errorf("after a restart it knows %q", got)
 	}
@@ -85,12 +92,12 @@ func TestVersionsOfFiltersThatCouldNotBeKeptAreKeptOnceTheyCan(t *testing.T) {
 	if len(resources) != 1 {
 		t.Fatal(problems)
 	}
-	v.current, v.begun = map[config.Key]*snapshot.EnvoyFilter{resources[0].Key: snapshot.NewEnvoyFilter(resources[0])}, true
+	v.current = map[config.Key]*snapshot.EnvoyFilter{resources[0].Key: snapshot.NewEnvoyFilter(resources[0])}
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { v.run(ctx); close(ended) }()
 	defer func() { end(); <-ended }()
-	v.note()
+	v.file.note()
 	testenv.Eventually(t, "it was tried", func() error {
 		if text, err := os.ReadFile(told.Name()); err != nil || !strings.Contains(string(text), "are not kept") {
 			return fmt.Errorf("it is told %q, %v", text, err)
