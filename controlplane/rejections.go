@@ -40,7 +40,10 @@ func rejection(t xds.TypeStatus, store config.Store) config.Problem {
 		Remedy: "mend the document, or look at those that `pilotfish proxy-status` names beside it",
 	}
 	if len(t.Rejected.From) == 0 {
-		p.Remedy = "look at " + strings.Join(t.Rejected.Resources[:min(len(t.Rejected.Resources), 1)], "") + ": no document is known to be its cause"
+		p.Remedy = "no document is known to be its cause: look at what `pilotfish proxy-status` and the log of the proxy's Envoy say of it"
+		if len(t.Rejected.Resources) > 0 {
+			p.Remedy = "no document is known to be its cause: look at " + t.Rejected.Resources[0]
+		}
 		return p
 	}
 	likeliest := t.Rejected.From[0]
