@@ -3,7 +3,6 @@ package controlplane
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -21,15 +20,9 @@ type heldRoute struct {
 	sent  map[string]bool // the resources that they led to last; nothing while there are all
 }
 
-// cutHost takes the name of a virtual host's resource apart.
-func cutHost(name string) (route, host string) {
-	i := strings.LastIndexByte(name, '/')
-	return name[:max(0, i)], name[i+1:]
-}
-
 // holdHost books that the proxy is to have what a name leads to.
 func (o *onDemand) holdHost(name string) {
-	route, host := cutHost(name)
+	route, host := xds.CutHost(name)
 	if route == "" || host == "" {
 		return
 	}
@@ -69,7 +62,7 @@ func (o *onDemand) ask(s *snapshot.Snapshot, names []string) (leads map[string]s
 	leads, before = map[string]string{}, xds.Touches{}
 	byRoute := map[string][]string{}
 	for _, name := range names {
-		route, host := cutHost(name)
+		route, host := xds.CutHost(name)
 		byRoute[route] = append(byRoute[route], host)
 	}
 	for route, hosts := range byRoute {
@@ -122,16 +115,18 @@ func (o *onDemand) lacking(s *snapshot.Snapshot, clusters []string) []string {
 	})
 }
 
-// hosts makes the virtual hosts of route configurations that the proxy holds.
-func (o *onDemand) hosts(s *snapshot.Snapshot, routes []string) ([]*xds.Resource, error) {
+// hosts makes the virtual hosts of route configurations that the proxy holds: those that are wanted, or with nil all.
+func (o *onDemand) hosts(s *snapshot.Snapshot, routes []string, wanted map[string]bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	for _, route := range routes {
 		held := o.held(s, route)
 		if held == nil {
 			continue
 		}
-		o.route(route).sent = held.Names()
-		made, err := held.Resources(func(string) bool { return true })
+		if wanted == nil {
+			o.route(route).sent = held.Names()
+		}
+		made, err := held.Resources(func(name string) bool { return wanted == nil || wanted[name] })
 		if err != nil {
 			return nil, err
 		}
@@ -142,24 +137,12 @@ func (o *onDemand) hosts(s *snapshot.Snapshot, routes []string) ([]*xds.Resource
 
 // namedHosts makes those of them that are named.
 func (o *onDemand) namedHosts(s *snapshot.Snapshot, names []string) ([]*xds.Resource, error) {
-	wanted, byRoute := map[string]bool{}, map[string]bool{}
+	wanted, routes := map[string]bool{}, map[string]bool{}
 	for _, name := range names {
-		route, _ := cutHost(name)
-		wanted[name], byRoute[route] = true, true
+		route, _ := xds.CutHost(name)
+		wanted[name], routes[route] = true, true
 	}
-	var out []*xds.Resource
-	for _, route := range slices.Sorted(maps.Keys(byRoute)) {
-		held := o.held(s, route)
-		if held == nil {
-			continue
-		}
-		made, err := held.Resources(func(name string) bool { return wanted[name] })
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, made...)
-	}
-	return out, nil
+	return o.hosts(s, slices.Sorted(maps.Keys(routes)), wanted)
 }
 
 // affectedHosts leaves out of the virtual hosts what the proxy does not hold, and adds what its names lead to now and did not
@@ -171,7 +154,7 @@ func (o *onDemand) affectedHosts(s *snapshot.Snapshot, touches xds.Touches) {
 	}
 	byRoute := map[string][]string{}
 	for _, name := range touched.Names {
-		route, _ := cutHost(name)
+		route, _ := xds.CutHost(name)
 		byRoute[route] = append(byRoute[route], name)
 	}
 	var names []string

@@ -167,7 +167,7 @@ func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []
 	case xds.VirtualHostType:
 		switch {
 		case p.onDemand != nil && wildcard:
-			return p.onDemand.hosts(s, names)
+			return p.onDemand.hosts(s, names, nil)
 		case p.onDemand != nil:
 			return p.onDemand.namedHosts(s, names)
 		case wildcard:

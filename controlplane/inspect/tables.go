@@ -103,12 +103,12 @@ func routes(w io.Writer, configurations, apart []tree) {
 	for _, c := range configurations {
 		hosts := c.at("virtualHosts").list()
 		for _, h := range apart {
-			if route, _ := cutLast(h.at("name").text()); route == c.at("name").text() {
+			if route, _ := xds.CutHost(h.at("name").text()); route == c.at("name").text() {
 				hosts = append(hosts, h)
 			}
 		}
 		for _, h := range hosts {
-			_, name := cutLast(h.at("name").text())
+			_, name := xds.CutHost(h.at("name").text())
 			for _, r := range h.at("routes").list() {
 				row(w, c.at("name").text(), name, shortList(h.at("domains").texts()), matchText(r.at("match")), target(r))
 			}
@@ -120,13 +120,6 @@ func routes(w io.Writer, configurations, apart []tree) {
 			row(w, c.at("name").text(), "", "", "", "404")
 		}
 	}
-}
-
-func cutLast(name string) (before, last string) {
-	if i := strings.LastIndexByte(name, '/'); i >= 0 {
-		return name[:i], name[i+1:]
-	}
-	return "", name
 }
 
 func shortList(list []string) string {

@@ -55,8 +55,8 @@ func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.R
 	var order []string
 	byRoute := map[string][]string{}
 	for _, name := range names {
-		route, host, ok := cutHost(name)
-		if !ok {
+		route, host := xds.CutHost(name)
+		if route == "" {
 			continue
 		}
 		if byRoute[route] == nil {
@@ -73,15 +73,6 @@ func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.R
 	}
 	v.noted(xds.VirtualHostType, oneOf(names), out)
 	return out, nil
-}
-
-// cutHost takes the name of a resource of a virtual host apart: the route configuration is what is before the last slash.
-func cutHost(name string) (route, host string, ok bool) {
-	i := strings.LastIndexByte(name, '/')
-	if i < 0 {
-		return "", "", false
-	}
-	return name[:i], name[i+1:], true
 }
 
 // hostsApart are the virtual hosts of a route configuration as resources: those that are named, or all.

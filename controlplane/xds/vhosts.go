@@ -40,8 +40,17 @@ func newApart() apart {
 	}
 }
 
-// routeOf is the route configuration that a virtual host is of, by its resource's name.
-func routeOf(name string) string { return name[:max(0, strings.LastIndexByte(name, '/'))] }
+// CutHost takes the name of a virtual host's resource apart, at its last slash: into the route configuration that it is of, and
+// its own name. Without a slash it is of none.
+func CutHost(name string) (route, host string) {
+	i := strings.LastIndexByte(name, '/')
+	return name[:max(0, i)], name[i+1:]
+}
+
+func routeOf(name string) string {
+	route, _ := CutHost(name)
+	return route
+}
 
 // note books which route configurations have their virtual hosts apart.
 func (a *apart) note(routes []*Resource) {
