@@ -147,6 +147,49 @@ func TestStatisticsAreCompressedAsTheClientLikesIt(t *testing.T) {
 	}
 }
 
+// Newer releases of Istio end the names of clusters and listeners in statistics with a semicolon, older ones with nothing.
+func TestNamesInStatisticsAreLabelsHoweverTheyEnd(t *testing.T) {
+	for i, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			c := on(t, fmt.Sprintf("127.101.14.%d", i+1))
+			c.ProxyConfig.ProxyStatsMatcher = &meshv1.ProxyConfig_ProxyStatsMatcher{InclusionPrefixes: []string{"cluster.", "http."}}
+			c.Override = fmt.Appendf(nil, `{static_resources: {
+				clusters: [{name: a, alt_stat_name: "outbound|80||new.books.svc.cluster.local;"}, {name: b, alt_stat_name: "outbound|80||old.books.svc.cluster.local"},
+					{name: c, alt_stat_name: "outbound|80||example.com;"}, {name: d, alt_stat_name: PassthroughCluster}],
+				listeners: [%s, %s, %s]}}`, named(c, 8081, "outbound_0.0.0.0_80;"), named(c, 8082, "10.1.2.3_80"), named(c, 8083, "outbound_[__1]_80;"))
+			run(t, version, c)
+			stats, err := get(c.StatsURL())
+			for _, want := range []string{
+				`envoy_cluster_upstream_cx_total{cluster_name="outbound|80||new.books.svc.cluster.local"} 0`,
+				`envoy_cluster_upstream_cx_total{cluster_name="outbound|80||old.books.svc.cluster.local"} 0`,
+				`envoy_cluster_upstream_cx_total{cluster_name="outbound|80||example.com"} 0`,
+				`envoy_cluster_upstream_cx_total{cluster_name="PassthroughCluster"} 0`,
+				`envoy_cluster_upstream_cx_total{cluster_name="xds-grpc"} `,
+				`envoy_http_downstream_rq_total{http_conn_manager_prefix="outbound_0.0.0.0_80"} 0`,
+				`envoy_http_downstream_rq_total{http_conn_manager_prefix="10.1.2.3_80"} 0`,
+				`envoy_http_downstream_rq_total{http_conn_manager_prefix="outbound_[__1]_80"} 0`,
+				`envoy_http_agent_downstream_rq_total{} 0`,
+				`envoy_server_watchdog_miss{thread_name="main_thread"} 0`,
+				`envoy_server_live{} 1`,
+			} {
+				if !strings.Contains(stats, want) {
+					t.Errorf("there is no %s, %v", want, err)
+				}
+			}
+			if t.Failed() {
+				t.Log(stats)
+			}
+		})
+	}
+}
+
+// named is a listener whose HTTP connections have a name in statistics.
+func named(c Config, port int, name string) string {
+	return fmt.Sprintf(`{name: l%d, address: {socket_address: {address: %s, port_value: %[1]d}}, filter_chains: [{filters: [{name: hcm, typed_config: {
+		"@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager, stat_prefix: "%[3]s",
+		route_config: {}, http_filters: [{name: r, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]}}]}]}`, port, c.Bind, name)
+}
+
 func TestSecureMetricsAreForCertificatesOfTheMeshAlone(t *testing.T) {
 	mesh, other := testpki.New(t, "mesh"), testpki.New(t, "another mesh")
 	c := on(t, "127.101.13.1")

@@ -78,13 +78,20 @@ func extraTags(c Config) []string {
 // statsTags are how labels are cut out of statistics' names.
 func statsTags(extra []string) []*metricsv3.TagSpecifier {
 	const address = `(((?:[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*))\.)`
+	// Control planes end the names that they give clusters and listeners with a semicolon, so that dots within are no
+	// riddle; older ones do not.
+	const (
+		cluster    = `((.+(?=;\.)|.+?(\..+?\.svc\.cluster\.local)?);?\.)`
+		connection = `(([\w.:\[\]]+(?=;\.)|[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*);?\.)`
+	)
 	tags := []*metricsv3.TagSpecifier{
-		tag("cluster_name", `^cluster\.((.+?(\..+?\.svc\.cluster\.local)?)\.)`),
+		tag("cluster_name", `^cluster\.`+cluster),
 		tag("tcp_prefix", `^tcp\.((.*?)\.)\w+?$`),
 		tag("response_code", `_rq(_(\d{3}))$`),
 		tag("response_code_class", `_rq(_(\dxx))$`),
 		tag("http_conn_manager_listener_prefix", `^listener(?=\.).*?\.http\.`+address),
-		tag("http_conn_manager_prefix", `^http\.`+address),
+		tag("http_conn_manager_prefix", `^http\.`+connection),
+		tag("thread_name", `^server(\.(.+))\.watchdog`),
 		tag("listener_address", `^listener\.`+address),
 		tag("mongo_prefix", `^mongo\.(.+?)\.(collection|cmd|cx_|op_|delays_|decoding_)(.*?)$`),
 	}
