@@ -117,7 +117,7 @@ func agent(t *testing.T, c Config) {
 		t.Fatal(err)
 	}
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == statsPath {
+		if r.URL.Path == statsPath || r.URL.Path == "/metrics" {
 			fmt.Fprint(w, "merged_statistics 1\n")
 			return
 		}
@@ -198,8 +198,12 @@ func TestSecureMetricsAreForCertificatesOfTheMeshAlone(t *testing.T) {
 	serveSecrets(t, c.SDSSocket, mesh)
 	agent(t, c)
 	run(t, testenv.EnvoyVersion, c)
-	for port, want := range map[uint32]string{15091: "envoy_server_live", 15092: "merged_statistics"} {
-		url := "https://" + hostPort(c.Bind.String(), port) + statsPath
+	for _, at := range []struct {
+		port       uint32
+		path, want string
+	}{{15091, statsPath, "envoy_server_live"}, {15092, statsPath, "merged_statistics"}, {15092, "/metrics", "merged_statistics"}} {
+		port, want := at.port, at.want
+		url := "https://" + hostPort(c.Bind.String(), port) + at.path
 		testenv.Eventually(t, "the statistics", func() error {
 			body, err := meshClient(t, mesh, mesh).get(url)
 			if err == nil && !strings.Contains(body, want) {

@@ -8,12 +8,12 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 )
 
-// port is a listener that sends one path to a cluster.
+// port is a listener that sends some paths to a cluster.
 type port struct {
 	addresses  []string
 	number     uint32
 	statPrefix string
-	path       string
+	paths      []string
 	cluster    string
 	compress   bool // offer clients to compress the answer
 	meshOnly   bool // only for clients with a certificate of the mesh
@@ -24,20 +24,20 @@ func staticListeners(c Config, a *anys) []*listenerv3.Listener {
 	open := c.openAddresses()
 	metrics := port{
 		addresses: c.metricsAddresses(), number: c.PrometheusPort,
-		statPrefix: "stats", path: statsPath, cluster: statsCluster, compress: true,
+		statPrefix: "stats", paths: []string{statsPath}, cluster: statsCluster, compress: true,
 	}
 	ready := port{
 		addresses: open, number: c.ReadinessPort,
-		statPrefix: "agent", path: "/healthz/ready", cluster: agentCluster,
+		statPrefix: "agent", paths: []string{"/healthz/ready"}, cluster: agentCluster,
 		proxied: c.Type == Router && c.ProxyConfig.GetGatewayTopology().GetProxyProtocol() != nil,
 	}
 	listeners := []*listenerv3.Listener{forwarder(c, a, metrics), forwarder(c, a, ready)}
 	for _, secure := range []port{
-		{number: c.SecureMetricsPort, statPrefix: "secure_stats", cluster: statsCluster},
-		{number: c.SecureMergedMetricsPort, statPrefix: "secure_merged_stats", cluster: agentCluster},
+		{number: c.SecureMetricsPort, statPrefix: "secure_stats", paths: []string{statsPath}, cluster: statsCluster},
+		{number: c.SecureMergedMetricsPort, statPrefix: "secure_merged_stats", paths: []string{statsPath, "/metrics"}, cluster: agentCluster},
 	} {
 		if secure.number != 0 {
-			secure.addresses, secure.path, secure.compress, secure.meshOnly = open, statsPath, true, true
+			secure.addresses, secure.compress, secure.meshOnly = open, true, true
 			listeners = append(listeners, forwarder(c, a, secure))
 		}
 	}
@@ -62,7 +62,7 @@ func forwarder(c Config, a *anys, p port) *listenerv3.Listener {
 		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a.of(&hcmv3.HttpConnectionManager{
 			CodecType:      hcmv3.HttpConnectionManager_AUTO,
 			StatPrefix:     p.statPrefix,
-			RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: onePath(p.path, p.cluster)},
+			RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: pathsTo(p.cluster, p.paths)},
 			HttpFilters:    httpFilters(c, a, p),
 		})},
 	}}}
@@ -104,17 +104,15 @@ func proxyProtocol(a *anys) *listenerv3.ListenerFilter {
 	}
 }
 
-func onePath(path, cluster string) *routev3.RouteConfiguration {
-	return &routev3.RouteConfiguration{
-		VirtualHosts: []*routev3.VirtualHost{{
-			Name:    "backend",
-			Domains: []string{"*"},
-			Routes: []*routev3.Route{{
-				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: path}},
-				Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-					ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},
-				}},
+func pathsTo(cluster string, paths []string) *routev3.RouteConfiguration {
+	all := &routev3.VirtualHost{Name: "backend", Domains: []string{"*"}}
+	for _, path := range paths {
+		all.Routes = append(all.Routes, &routev3.Route{
+			Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: path}},
+			Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+				ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},
 			}},
-		}},
+		})
 	}
+	return &routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{all}}
 }
