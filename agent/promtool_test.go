@@ -98,7 +98,8 @@ func TestPromtoolReadsTheJoinedMetricsAndRemarksOnNamesOfEnvoyAndTheContractAlon
 func (s *setup) remarksAreOnNamesOfOthers(t *testing.T) {
 	const open = "application/openmetrics-text; version=1.0.0"
 	first := listening(t, false, "text/plain; version=0.0.4", "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed 1\n# TYPE envoy_server_live gauge\nenvoy_server_live 5\nno_type{a=\"\\\"\\\\\\n\"} 1e5 1700000000000\n"+
-		"# HELP t_seconds Time.\n# TYPE t_seconds histogram\nt_seconds_bucket{le=\"1\"} 1\nt_seconds_bucket{le=\"+Inf\"} 2\nt_seconds_sum 1.5\nt_seconds_count 2\nnot a line\n")
+		"# HELP t_seconds Time.\n# TYPE t_seconds histogram\nt_seconds_bucket{le=\"1\"} 1\nt_seconds_bucket{le=\"+Inf\"} 2\nt_seconds_sum 1.5\nt_seconds_count 2\nnot a line\n"+
+		"# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed 2\nbadlyNamed{of=\"another registry\"} 3\n")
 	second := listening(t, false, open, "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed_total 1\n# HELP i Version.\n# TYPE i info\ni_info{v=\"1\"} 1\n# HELP s State.\n# TYPE s stateset\ns{s=\"a\"} 1\n# EOF\n")
 	s.env = append(s.env, fmt.Sprintf(`ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","path":"","port":"","targets":[{"port":%q,"path":"/metrics"},{"port":%q,"path":"/metrics"}]}`, first, second),
 		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, proxyStatsMatcher: {inclusionRegexps: [".*"]}}`, s.cp.address))
@@ -124,7 +125,7 @@ func (s *setup) remarksAreOnNamesOfOthers(t *testing.T) {
 			t.Errorf("promtool does not say %s: what does it read?", remark)
 		}
 	}
-	for _, want := range []string{"\nt_seconds_bucket{le=\"+Inf\"} 2\n", "\nbadlyNamed 1\n", "\nenvoy_server_live 1\n", "\ni_info{scrape_target=\"" + second} {
+	for _, want := range []string{"\nt_seconds_bucket{le=\"+Inf\"} 2\n", "\nbadlyNamed 1\n", "\nbadlyNamed{of=\"another registry\"} 3\n", "istio_agent_scrape_source_duplicate_series{source=\"application\",target=\"" + first + "/metrics\"} 1\n", "\nenvoy_server_live 1\n", "\ni_info{scrape_target=\"" + second} {
 		if !strings.Contains(joined, want) {
 			t.Errorf("the joined metrics lack %q", want)
 		}

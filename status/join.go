@@ -117,7 +117,7 @@ func (s *source) copyTo(m *exposition.Merger, rename bool) {
 }
 
 func (s *source) begin(m *exposition.Merger, rename bool) {
-	from := exposition.Source{Format: s.format, Limits: s.limits, Rename: rename}
+	from := exposition.Source{Format: s.format, Limits: s.limits, Rename: rename, Once: s.kind == sourceApplication}
 	if s.kind == sourceEnvoy {
 		from.Cut, from.Help = bareNames, envoysHelp
 	}
@@ -132,7 +132,7 @@ func (s *source) spooled() *exposition.Spool {
 		s.err = s.inTime(s.unwhole)
 	}
 	spool, err := exposition.NewSpool(s.text, exposition.Label{Name: targetLabel, Value: s.name},
-		exposition.Source{Format: s.format, Limits: exposition.Limits{Families: s.limits.Families}})
+		exposition.Source{Format: s.format, Limits: exposition.Limits{Families: s.limits.Families}, Once: true})
 	if s.err == nil {
 		s.err = err
 	}
@@ -150,13 +150,14 @@ func (sc *scrape) failed(src *source) {
 
 // report adds to the scrape what became of its sources: the counters of failures tell it only the next time.
 func (sc *scrape) report(m *exposition.Merger) {
-	var up, invalid, taken bytes.Buffer
+	var up, invalid, taken, repeated bytes.Buffer
 	head := func(b *bytes.Buffer, name, help string) {
 		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
 	}
 	head(&up, sourceUp, "Whether a source is in this scrape, and whole.")
 	head(&invalid, sourceInvalid, "Lines of a source that were left out of this scrape because they are not valid.")
 	head(&taken, sourceDuplicates, "Families of a source that were left out of this scrape because another has their name.")
+	head(&repeated, sourceRepeated, "Samples of a source that were left out of this scrape because it has their series twice.")
 	for _, src := range sc.sources() {
 		sc.failed(src)
 		labels := fmt.Sprintf(`{source="%s",target="%s"}`, src.kind, labelEscapes.Replace(src.name))
@@ -168,9 +169,10 @@ func (sc *scrape) report(m *exposition.Merger) {
 		fmt.Fprintf(&up, "%s%s %d\n", sourceUp, labels, whole)
 		fmt.Fprintf(&invalid, "%s%s %d\n", sourceInvalid, labels, src.copied.Invalid)
 		fmt.Fprintf(&taken, "%s%s %d\n", sourceDuplicates, labels, src.copied.Duplicates)
+		fmt.Fprintf(&repeated, "%s%s %d\n", sourceRepeated, labels, src.copied.Repeated)
 	}
 	m.Release(reportNames...)
-	_, _ = m.Copy(io.MultiReader(&up, &invalid, &taken), exposition.Source{})
+	_, _ = m.Copy(io.MultiReader(&up, &invalid, &taken, &repeated), exposition.Source{})
 }
 
 func (s *source) complaint() string {

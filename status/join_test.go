@@ -19,7 +19,7 @@ func TestTheApplicationsPartIsWrittenWhileEnvoyPutsItsAnswerTogether(t *testing.
 		case <-r.Context().Done():
 		}
 	}))
-	m.Applications = []Application{target(t, "app/metrics", text("# TYPE app_x gauge\n"+strings.Repeat("app_x{a=\"b\"} 1\n", 50_000)+
+	m.Applications = []Application{target(t, "app/metrics", text("# TYPE app_x gauge\n"+series("app_x", 0, 50_000)+
 		"# TYPE envoy_x gauge\nenvoy_x 2\n# TYPE istio_requests_total counter\nistio_requests_total 6\n# TYPE app_last gauge\napp_last 3\n"))}
 	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m})
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/metrics", nil)
@@ -33,7 +33,7 @@ func TestTheApplicationsPartIsWrittenWhileEnvoyPutsItsAnswerTogether(t *testing.
 	}
 	defer func() { _ = response.Body.Close() }()
 	body := bufio.NewReader(response.Body)
-	for line := ""; line != "app_x{a=\"b\"} 1\n"; {
+	for line := ""; line != "app_x{n=\"0\"} 1\n"; {
 		if line, err = body.ReadString('\n'); err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +60,7 @@ func TestTheApplicationsPartIsWrittenWhileEnvoyPutsItsAnswerTogether(t *testing.
 func TestAnEnvoyThatDoesNotAnswerLeavesTimeForTheRestOfTheApplication(t *testing.T) {
 	m := envoyAt(fakeEnvoy(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	m.Applications = []Application{target(t, "app/metrics", text("# TYPE app_x gauge\napp_x 1\n# TYPE istio_x gauge\nistio_x 2\n"+
-		"# TYPE app_y gauge\n"+strings.Repeat("app_y{a=\"b\"} 1\n", 20_000)+"# TYPE app_last gauge\napp_last 3\n"))}
+		"# TYPE app_y gauge\n"+series("app_y", 0, 20_000)+"# TYPE app_last gauge\napp_last 3\n"))}
 	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m})
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/metrics", nil)
 	if err != nil {

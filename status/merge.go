@@ -35,6 +35,7 @@ const (
 	sourceUp         = "istio_agent_scrape_source_up"
 	sourceInvalid    = "istio_agent_scrape_source_invalid_lines"
 	sourceDuplicates = "istio_agent_scrape_source_duplicate_families"
+	sourceRepeated   = "istio_agent_scrape_source_duplicate_series"
 )
 
 // bareNames gives the mesh's standard metrics the names that dashboards, alerts and Istio's own proxies know them by: without
@@ -44,7 +45,7 @@ var bareNames = exposition.Cut{First: "envoy_", Next: "istio_"}
 // labelEscapes are those that the formats know, which are fewer than Go's.
 var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
-var reportNames = []string{sourceUp, sourceInvalid, sourceDuplicates}
+var reportNames = []string{sourceUp, sourceInvalid, sourceDuplicates, sourceRepeated}
 
 // timeoutOf leaves a tenth of what the scraper waits for the way back.
 func timeoutOf(r *http.Request) time.Duration {

@@ -21,13 +21,17 @@ func statistics() string {
 
 func BenchmarkMerge(b *testing.B) {
 	text := statistics()
-	for _, format := range []Format{Text, OpenMetrics} {
-		b.Run(format.String(), func(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		format Format
+		once   bool
+	}{{"text", Text, false}, {"OpenMetrics", OpenMetrics, false}, {"each series once", Text, true}} {
+		b.Run(c.name, func(b *testing.B) {
 			b.SetBytes(int64(len(text)))
 			b.ReportAllocs()
 			for b.Loop() {
-				m := NewMerger(io.Discard, format)
-				if _, err := m.Copy(strings.NewReader(text), Source{}); err != nil {
+				m := NewMerger(io.Discard, c.format)
+				if _, err := m.Copy(strings.NewReader(text), Source{Once: c.once}); err != nil {
 					b.Fatal(err)
 				}
 			}

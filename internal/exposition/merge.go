@@ -34,6 +34,8 @@ type Source struct {
 	Cut Cut
 	// Help describes families that the source does not describe; none if it is empty.
 	Help string
+	// Once is for a source that may have a series twice: the first is written.
+	Once bool
 }
 
 // Cut says that names that begin with First and Next lose First. The zero Cut leaves all names as they are.
@@ -50,8 +52,9 @@ func (c Cut) of(name []byte) int {
 // Copied is what came of copying a source.
 type Copied struct {
 	Bytes int64
-	// Families were written. Invalid lines were left out, and so were Duplicates, families whose names were taken.
-	Families, Invalid, Duplicates int
+	// Families were written. Invalid lines were left out, and so were Duplicates, families whose names were taken, and
+	// Repeated, samples of a series that was there already.
+	Families, Invalid, Duplicates, Repeated int
 }
 
 // NewMerger writes to w in a format.
@@ -100,7 +103,7 @@ type Copying struct {
 // Begin is to copy a source as Copy does, in parts.
 func (m *Merger) Begin(from io.Reader, s Source) *Copying {
 	m.source++
-	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help}
+	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help, had: newHad(s.Once)}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut}
 	r.in.moving = m.out.settle
 	if n := len(m.windows); n > 0 {
@@ -134,7 +137,7 @@ func (m *Merger) keep(in *lines) {
 }
 
 func (c *copier) result(r *reader) Copied {
-	return Copied{Bytes: r.in.bytes, Families: c.families, Invalid: r.invalid + r.in.tooLong, Duplicates: c.duplicates}
+	return Copied{Bytes: r.in.bytes, Families: c.families, Invalid: r.invalid + r.in.tooLong, Duplicates: c.duplicates, Repeated: c.had.count()}
 }
 
 // Comment writes a line for people, where the format has such lines.
@@ -171,6 +174,7 @@ type copier struct {
 	cut                  Cut
 	help                 string
 	label                *Label // added to each sample
+	had                  *had   // nil for a source that has no series twice
 	original, current    family
 	numbered             kind // whose samples have a label that is a number
 	prefix               string
@@ -262,7 +266,12 @@ func (c *copier) sample(s *sample, suffix string) bool {
 	if !c.validLabels(s) {
 		return false
 	}
-	c.buf = c.appendSample(c.buf[:0], s, suffix)
+	c.buf = c.appendSeries(c.buf[:0], s, suffix)
+	if c.had.again(c.buf, s.text(s.time)) {
+		c.had.repeated++
+		return true
+	}
+	c.buf = c.appendPoint(c.buf, s, suffix)
 	if s.stands(c.buf) {
 		c.learn(s)
 		c.out.pass(s.line[:len(c.buf)])

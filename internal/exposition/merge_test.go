@@ -27,17 +27,34 @@ func merge(t *testing.T, out Format, sources ...given) (string, []Copied) {
 	var results []Copied
 	for i, g := range sources {
 		if g.later != "" {
-			spool, _ := NewSpool([]byte(g.text), Label{"scrape_target", g.later}, Source{Format: g.format})
+			spool, _ := NewSpool([]byte(g.text), Label{"scrape_target", g.later}, Source{Format: g.format, Once: true})
 			m.Join(spool)
 			continue
 		}
-		c, _ := m.Copy(strings.NewReader(g.text), Source{Format: g.format, Rename: i > 0})
+		c, _ := m.Copy(strings.NewReader(g.text), Source{Format: g.format, Rename: i > 0, Once: true})
 		results = append(results, c)
 	}
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
 	return b.String(), results
+}
+
+// repeated gives the series that a text has twice at one time.
+func repeated(text string) (twice []string) {
+	had := make(map[string]bool)
+	for line := range strings.Lines(text) {
+		s := sample{}
+		if !s.parse([]byte(strings.TrimSuffix(line, "\n")), OpenMetrics) {
+			continue
+		}
+		series := line[:s.value.from] + string(s.text(s.time))
+		if had[series] {
+			twice = append(twice, series)
+		}
+		had[series] = true
+	}
+	return twice
 }
 
 func valid(t *testing.T, f Format, text string) {
@@ -98,12 +115,18 @@ func TestMergeWritesEachRuleAsDocumented(t *testing.T) {
 		{"a family in pieces is text still", Text, []given{{text: "a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"}},
 			"a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"},
 		{"a family in pieces is no OpenMetrics", OpenMetrics, []given{{text: "a 1\nb 1\na{c=\"d\"} 2\n"}}, "a 1\nb 1\n# EOF\n"},
+		{"a series that is there twice is written once", Text,
+			[]given{{text: "# TYPE a gauge\na{x=\"1\"} 1\na{x=\"2\"} 1\na{x=\"1\"} 1\na{x=\"1\"} 2\na 1\na{} 2\na 1 5\na 1 6\na 2 5\n# TYPE b counter\nb 1\nb 2\n# TYPE a gauge\na{x=\"2\"} 3\na{x=\"3\"} 3\n"}},
+			"# TYPE a gauge\na{x=\"1\"} 1\na{x=\"2\"} 1\na 1\na 1 5\na 1 6\n# TYPE b counter\nb 1\na{x=\"3\"} 3\n"},
+		{"a series that is there twice is no OpenMetrics", OpenMetrics,
+			[]given{{text: "# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_count 1\nh_bucket{x=\"1\",le=\"+Inf\"} 1\nh_count{x=\"1\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_count 1\na{x=\"1\"} 1\na{ x=\"1\" } 1\n"}},
+			"# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_count 1\nh_bucket{x=\"1\",le=\"+Inf\"} 1\nh_count{x=\"1\"} 1\na{x=\"1\"} 1\n# EOF\n"},
 		{"several applications: one family, told apart", Text,
 			[]given{
 				{text: "# TYPE envoy_a gauge\nenvoy_a 0\n"},
-				{later: "9/m", text: "# TYPE go gauge\ngo 2\n# TYPE own gauge\nown{scrape_target=\"x\"} 3\nown{scrape_target=\"x\",exported_scrape_target=\"y\"} 3\n# TYPE envoy_a gauge\nenvoy_a 4\n"},
+				{later: "9/m", text: "# TYPE go gauge\ngo 2\ngo 2\n# TYPE own gauge\nown{scrape_target=\"x\"} 3\nown{scrape_target=\"x\",exported_scrape_target=\"y\"} 3\n# TYPE envoy_a gauge\nenvoy_a 4\n"},
 				{later: "8/m", format: OpenMetrics, text: "# TYPE go gauge\ngo{y=\"z\"} 2\n# TYPE own gauge\nown 5\n# TYPE x counter\nx_total 1\n# EOF\n"},
-				{text: "# TYPE go gauge\ngo 1\n# TYPE x_total gauge\nx_total 1\n"},
+				{text: "# TYPE go gauge\ngo 1\n# TYPE x_total gauge\nx_total 1\n# TYPE go gauge\ngo 1\n"},
 			},
 			"# TYPE envoy_a gauge\nenvoy_a 0\n# TYPE go gauge\ngo 1\ngo{scrape_target=\"9/m\"} 2\ngo{scrape_target=\"8/m\",y=\"z\"} 2\n# TYPE x_total gauge\nx_total 1\n" +
 				"# TYPE own gauge\nown{scrape_target=\"9/m\",exported_scrape_target=\"x\"} 3\nown{scrape_target=\"8/m\"} 5\n# TYPE app_envoy_a gauge\napp_envoy_a{scrape_target=\"9/m\"} 4\n" +
@@ -128,13 +151,13 @@ func mergeJoined(t *testing.T, out Format, g []given) string {
 	t.Helper()
 	var b bytes.Buffer
 	m := NewMerger(&b, out)
-	_, _ = m.Copy(strings.NewReader(g[0].text), Source{Format: g[0].format})
+	_, _ = m.Copy(strings.NewReader(g[0].text), Source{Format: g[0].format, Once: true})
 	for _, later := range g[1 : len(g)-1] {
-		spool, _ := NewSpool([]byte(later.text), Label{"scrape_target", later.later}, Source{Format: later.format})
+		spool, _ := NewSpool([]byte(later.text), Label{"scrape_target", later.later}, Source{Format: later.format, Once: true})
 		m.Join(spool)
 	}
 	last := g[len(g)-1]
-	_, _ = m.Copy(strings.NewReader(last.text), Source{Format: last.format, Rename: true})
+	_, _ = m.Copy(strings.NewReader(last.text), Source{Format: last.format, Rename: true, Once: true})
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -221,6 +244,22 @@ func TestMergeHoldsALineOfWhatPassesThrough(t *testing.T) {
 	}
 }
 
+func TestOnlySoManySeriesAreRememberedToBeWrittenOnce(t *testing.T) {
+	const more = 1000
+	var lines, out strings.Builder
+	for n := range mostHad + more {
+		fmt.Fprintf(&lines, "a{n=\"%d\"} 1\n", n)
+	}
+	m := NewMerger(&out, Text)
+	copied, err := m.Copy(strings.NewReader(lines.String()+lines.String()), Source{Once: true})
+	if err != nil || copied.Repeated != mostHad || copied.Invalid != 0 {
+		t.Errorf("%+v %v, want %d repeated", copied, err, mostHad)
+	}
+	if err := m.Close(); err != nil || strings.Count(out.String(), "\n") != mostHad+2*more {
+		t.Errorf("%d lines, want %d; %v", strings.Count(out.String(), "\n"), mostHad+2*more, err)
+	}
+}
+
 func TestWhatScraperAcceptsDecides(t *testing.T) {
 	for accept, want := range map[string]Accepted{
 		"":           {Text: true},
@@ -266,6 +305,9 @@ func FuzzMergeOfTokens(f *testing.F) {
 		format := func(bit int) Format { return Format(bits >> bit & 1) }
 		out := mergeJoined(t, format(0), []given{{format(1), spell(a), ""}, {format(2), spell(b), "9/m"}, {format(3), spell(c), "8/m"}, {format(4), spell(c) + spell(a) + spell(b), ""}})
 		valid(t, format(0), out)
+		if twice := repeated(out); len(twice) > 0 {
+			t.Errorf("twice: %q in\n%s", twice, out)
+		}
 	})
 }
 
@@ -278,6 +320,9 @@ func FuzzMerge(f *testing.F) {
 		format := func(bit int) Format { return Format(bits >> bit & 1) }
 		out := mergeJoined(t, format(0), []given{{format(1), a, ""}, {format(2), b, "9/m"}, {format(3), c, "8/m"}, {format(4), a + c + b, ""}})
 		valid(t, format(0), out)
+		if twice := repeated(out); len(twice) > 0 {
+			t.Errorf("twice: %q in\n%s", twice, out)
+		}
 	})
 }
 

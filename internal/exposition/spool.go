@@ -13,6 +13,7 @@ type Spool struct {
 	families []*spooled
 	byName   map[string]*spooled
 	current  *spooled
+	had      *had
 	result   Copied
 }
 
@@ -26,7 +27,7 @@ type spooled struct {
 // NewSpool takes apart what was read from a source whose samples are to have a label. What is valid of it is kept whatever
 // the error, which is the source's. The text must not change afterwards.
 func NewSpool(text []byte, l Label, s Source) (*Spool, error) {
-	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled)}
+	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled), had: newHad(s.Once)}
 	r := &reader{in: wholeText(text), format: s.Format, visit: sp, most: s.Limits, cut: s.Cut}
 	err := r.read()
 	sp.result = Copied{Bytes: int64(len(text)), Invalid: r.invalid + r.in.tooLong}
@@ -39,7 +40,10 @@ func wholeText(text []byte) *lines {
 }
 
 // Result is what came of the spool, once the merger is closed.
-func (s *Spool) Result() Copied { return s.result }
+func (s *Spool) Result() Copied {
+	s.result.Repeated = s.had.count()
+	return s.result
+}
 
 func (s *Spool) open(f *family) {
 	if s.current = s.byName[f.name]; s.current != nil && (s.current.kind == f.kind || !f.typed) && s.current.plain == f.plain {
@@ -78,7 +82,7 @@ func (s *Spool) end() {}
 func (m *Merger) join(spools []*Spool, f *family, prefix string) {
 	for _, sp := range spools {
 		if other := sp.byName[f.name]; other != nil && !other.written && other.kind == f.kind && other.plain == f.plain {
-			m.write(&copier{Merger: m, from: sp.format, label: &sp.label, numbered: other.numbered(), current: *f, prefix: prefix, writing: true}, sp, other)
+			m.write(&copier{Merger: m, from: sp.format, label: &sp.label, had: sp.had, numbered: other.numbered(), current: *f, prefix: prefix, writing: true}, sp, other)
 		}
 	}
 }
@@ -91,7 +95,7 @@ func (m *Merger) flush(i int) {
 		if f.written {
 			continue
 		}
-		c := &copier{Merger: m, id: m.source, from: sp.format, label: &sp.label, rename: true}
+		c := &copier{Merger: m, id: m.source, from: sp.format, label: &sp.label, had: sp.had, rename: true}
 		c.open(&f.family)
 		m.write(c, sp, f)
 		sp.result.Duplicates += c.duplicates

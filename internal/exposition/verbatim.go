@@ -87,12 +87,15 @@ func (c *copier) verbatimCut(text []byte, f *family) (taken int) {
 	return taken
 }
 
-// known says whether a line is of the family, with labels that were seen before, or none, and one plain number.
+// known says whether a line is of the family, with labels that were seen before, or none, and one plain number, and its
+// series one that the source did not have yet.
 func (c *copier) known(line []byte, f *family) bool {
 	at := plainNumber(line)
-	if at == len(line) || at < 2 || line[at-1] != ' ' {
-		return false
-	}
+	return at < len(line) && at > 1 && line[at-1] == ' ' && c.knownSeries(line, at, f) && !c.had.again(line[:at-1], nil)
+}
+
+// knownSeries is for a line with such a number at its end.
+func (c *copier) knownSeries(line []byte, at int, f *family) bool {
 	if n := len(c.stem); n > 0 && n < at && string(line[:n]) == string(c.stem) {
 		return c.seen.has(c.set(line[n-1 : at-1]))
 	}

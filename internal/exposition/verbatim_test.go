@@ -24,13 +24,13 @@ func (r *aLineAtATime) Read(p []byte) (int, error) {
 }
 
 // mergedFrom merges two sources, the second of which gives way and perhaps waits at a name, and tells what came of them.
-func mergedFrom(out Format, formats [2]Format, first, second io.Reader, waitAt ...string) (string, [2]Copied) {
+func mergedFrom(out Format, formats [2]Format, once bool, first, second io.Reader, waitAt ...string) (string, [2]Copied) {
 	var b bytes.Buffer
 	var copied [2]Copied
 	m := NewMerger(&b, out)
 	cut := Cut{First: "a", Next: "b"}
-	copied[0], _ = m.Copy(first, Source{Format: formats[0], Cut: cut})
-	parts := m.Begin(second, Source{Format: formats[1], Rename: true, Cut: cut})
+	copied[0], _ = m.Copy(first, Source{Format: formats[0], Cut: cut, Once: once})
+	parts := m.Begin(second, Source{Format: formats[1], Rename: true, Cut: cut, Once: once})
 	parts.Until(waitAt...)
 	copied[1], _ = parts.Finish()
 	copied[0].Bytes, copied[1].Bytes = 0, 0 // which depend on how much was read beyond an # EOF
@@ -40,12 +40,14 @@ func mergedFrom(out Format, formats [2]Format, first, second io.Reader, waitAt .
 
 func sameAsParsed(t *testing.T, out Format, formats [2]Format, first, second string) {
 	t.Helper()
-	got, told := mergedFrom(out, formats, strings.NewReader(first), strings.NewReader(second))
-	want, parsed := mergedFrom(out, formats, &aLineAtATime{first}, &aLineAtATime{second}, "a", "s")
-	if got != want || told != parsed {
-		t.Errorf("in one piece:\n%s%+v\nline by line:\n%s%+v", got, told, want, parsed)
+	for _, once := range []bool{false, true} {
+		got, told := mergedFrom(out, formats, once, strings.NewReader(first), strings.NewReader(second))
+		want, parsed := mergedFrom(out, formats, once, &aLineAtATime{first}, &aLineAtATime{second}, "a", "s")
+		if got != want || told != parsed {
+			t.Errorf("in one piece:\n%s%+v\nline by line:\n%s%+v", got, told, want, parsed)
+		}
+		valid(t, out, got)
 	}
-	valid(t, out, got)
 }
 
 func TestLinesThatPassAsTheyStandAreThoseThatParsingWrites(t *testing.T) {

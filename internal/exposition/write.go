@@ -13,13 +13,17 @@ const exported = "exported_"
 // has already goes by exported_<name>.
 type Label struct{ Name, Value string }
 
-// appendSample writes a sample in the format that is written.
-func (c *copier) appendSample(b []byte, s *sample, suffix string) []byte {
+// appendSeries writes the name and the labels of a sample in the format that is written.
+func (c *copier) appendSeries(b []byte, s *sample, suffix string) []byte {
 	b = append(append(b, c.prefix...), s.text(s.name)...)
 	if c.format == Text && c.current.kind == gaugeHistogram && len(suffix) > 2 && suffix[1] == 'g' {
 		b = append(append(b[:len(b)-len(suffix)], '_'), suffix[2:]...) // _gsum and _gcount become _sum and _count
 	}
-	b = c.appendLabels(b, s)
+	return c.appendLabels(b, s)
+}
+
+// appendPoint writes what goes after them.
+func (c *copier) appendPoint(b []byte, s *sample, suffix string) []byte {
 	b = append(b, ' ')
 	b = appendValue(b, s.text(s.value))
 	return append(c.appendRest(b, s, suffix), '\n')
