@@ -5,6 +5,7 @@
 #   scripts/containerd.sh     into $XDG_CACHE_HOME/pilotfish/containerd, by default ~/.cache/pilotfish/containerd
 set -euo pipefail
 
+here=$(cd "$(dirname "$0")" && pwd)
 target=${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish/containerd
 [ ! -e "$target/complete" ] || exit 0
 if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
@@ -15,8 +16,7 @@ echo "containerd.sh: fetching containerd, runc and containernetworking-plugins i
 mkdir -p "$target"
 work=$(mktemp -d "$target/.fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-fetch() { (cd "$work" && apt-get -o APT::Sandbox::User=root download -qq containerd runc containernetworking-plugins); }
-{ fetch || { apt-get update -qq && fetch; }; } >&2
+(cd "$work" && "$here/apt.sh" download containerd runc containernetworking-plugins)
 mkdir "$work/bin"
 for deb in "$work"/*.deb; do
 	dpkg-deb --extract "$deb" "$work/root"

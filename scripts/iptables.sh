@@ -20,5 +20,4 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 	exit 0
 fi
 echo "iptables.sh: installing ${missing[*]}" >&2
-install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; }
-{ install || { apt-get update -qq && install; }; } >&2
+"$(dirname "$0")/apt.sh" install "${missing[@]}"

@@ -5,6 +5,7 @@
 #   scripts/promtool.sh     into $XDG_CACHE_HOME/pilotfish/promtool, by default ~/.cache/pilotfish/promtool
 set -euo pipefail
 
+here=$(cd "$(dirname "$0")" && pwd)
 target=${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish/promtool
 [ ! -x "$target/promtool" ] || exit 0
 if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
@@ -15,7 +16,6 @@ echo "promtool.sh: fetching promtool into $target" >&2
 mkdir -p "$target"
 work=$(mktemp -d "$target/.fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-fetch() { (cd "$work" && apt-get -o APT::Sandbox::User=root download -qq prometheus); }
-{ fetch || { apt-get update -qq && fetch; }; } >&2
+(cd "$work" && "$here/apt.sh" download prometheus)
 dpkg-deb --fsys-tarfile "$work"/prometheus_*.deb | tar -x -C "$work" ./usr/bin/promtool
 mv -f "$work/usr/bin/promtool" "$target/promtool"

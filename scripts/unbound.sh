@@ -9,5 +9,4 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "unbound.sh: installing unbound" >&2
 # At RUNLEVEL 1 no service is started.
-install() { RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends unbound; }
-{ install || { apt-get update -qq && install; }; } >&2
+RUNLEVEL=1 "$(dirname "$0")/apt.sh" install unbound
