@@ -1,8 +1,12 @@
 package redirect
 
 import (
+	"context"
 	"fmt"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,12 +46,25 @@ func Command(p Process) *cobra.Command {
 	a.addTo(c.Flags())
 	c.AddCommand(newShowCommand(p), newExplainCommand(p), newVerifyCommand(p), newTraceCommand(p), newCleanCommand(p))
 	for _, sub := range append(c.Commands(), c) {
+		sub.RunE = endedBySignals(sub.RunE)
 		sub.Flags().SortFlags = false
 		sub.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 			return usagef("%w (`%s --help` lists what there is)", err, c.CommandPath())
 		})
 	}
 	return c
+}
+
+// endedBySignals has a command end in order when it is interrupted: what was begun is undone, or told. A second signal ends it
+// at once.
+func endedBySignals(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		defer context.AfterFunc(ctx, stop)()
+		cmd.SetContext(ctx)
+		return run(cmd, args)
+	}
 }
 
 func noArgs(cmd *cobra.Command, args []string) error {

@@ -60,11 +60,8 @@ func newTraceCommand(p Process) *cobra.Command {
 // guardCommand is what a trace starts beside itself, by the name that makes either binary this command.
 const guardCommand = "guard"
 
-// Bounds of a trace, which costs every packet of the namespace some time.
-const (
-	longestTrace = 10 * time.Minute
-	mostTraced   = 10000
-)
+// mostTraced bounds how many packets are told.
+const mostTraced = 10000
 
 func (t *tracing) run(cmd *cobra.Command) error {
 	filter, err := t.filter()
@@ -107,8 +104,8 @@ func (t *tracing) filter() (f trace.Filter, err error) {
 		return f, usagef("output format %q is not known here; use json, which is one line a packet, or leave it out for text", t.format)
 	case f.Protocol != iptables.AnyProtocol && f.Protocol != iptables.TCP && f.Protocol != iptables.UDP:
 		return f, usagef("--protocol %q: use tcp or udp", t.protocol)
-	case t.length <= 0 || t.length > longestTrace:
-		return f, usagef("--for %s: trace for more than nothing, and at most for %s", t.length, longestTrace)
+	case t.length <= 0 || t.length > trace.Longest:
+		return f, usagef("--for %s: trace for more than nothing, and at most for %s", t.length, trace.Longest)
 	case t.count <= 0 || t.count > mostTraced:
 		return f, usagef("--count %d: trace at least 1 packet, and at most %d", t.count, mostTraced)
 	}

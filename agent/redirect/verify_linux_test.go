@@ -7,9 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/nftables"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
@@ -40,6 +45,51 @@ func command(t *testing.T, ns *testns.Namespace, args ...string) (code int, stdo
 
 func with(args []string, more ...string) []string {
 	return append(append([]string{}, args...), more...)
+}
+
+// tracingIn says whether a trace goes on in the namespace.
+func tracingIn(t *testing.T, ns *testns.Namespace) bool {
+	t.Helper()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := conn.ListTables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(tables, func(table *nftables.Table) bool { return table.Name == "pilotfish_trace" })
+}
+
+func TestAnInterruptedTraceEndsInOrder(t *testing.T) {
+	ns := testns.New(t)
+	if code, _, said := command(t, ns, everything...); code != 0 {
+		t.Fatal(said)
+	}
+	ended := make(chan string, 1)
+	go func() {
+		code, _, said := command(t, ns, "trace", "--for", "5m")
+		ended <- fmt.Sprint(code, said)
+	}()
+	for end := time.Now().Add(time.Minute); !tracingIn(t, ns); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not begin")
+		}
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case said := <-ended:
+		if !strings.HasPrefix(said, "0") {
+			t.Error(said)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it goes on")
+	}
+	if tracingIn(t, ns) {
+		t.Error("its table is left")
+	}
 }
 
 func TestVerifyTellsWhatIsWrongAndEndsSo(t *testing.T) {

@@ -188,13 +188,17 @@ func protocolName(n byte) string {
 func (g *gatherer) over(all bool) []Packet {
 	var done []Packet
 	for id, w := range g.ways {
-		if !all && g.now().Sub(w.last) < quiet {
-			continue
+		unfinished := "the kernel says no more of it: it was taken by what is not a rule, or lost"
+		if g.now().Sub(w.last) < quiet {
+			if !all {
+				continue
+			}
+			unfinished = "the trace ended before more was heard of it"
 		}
 		delete(g.ways, id)
 		if !w.told {
 			w.told = true
-			w.End = cmp.Or(w.End, "the kernel says no more of it: it was taken by what is not a rule, or lost")
+			w.End = cmp.Or(w.End, unfinished)
 			done = append(done, w.Packet)
 		}
 	}

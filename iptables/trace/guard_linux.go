@@ -24,8 +24,13 @@ const inOrder = "in order\n"
 // firstFile is the descriptor of the first file that a guard is handed.
 const firstFile = 3
 
-// freeing is how long a guard waits for the log group, which it needs to have for itself.
-const freeing = 5 * time.Second
+// A guard needs the log group for itself. The kernel frees that of a killed trace a moment after the pipe's end; but another
+// trace may have begun meanwhile, which would hear nothing any more if the logger were put back, and which does not know what
+// that was before. So the guard waits for as long as a trace may take.
+const (
+	freeing      = Longest + time.Minute
+	freeingPause = 20 * time.Millisecond
+)
 
 type guard struct {
 	cmd  *exec.Cmd
@@ -66,13 +71,8 @@ func PutBack(names []string) error {
 		return err
 	}
 	defer conn.Close()
-	// The kernel ends the pipe of a killed process a moment before it frees the log group.
-	err = command(conn, unix.AF_UNSPEC, commandBind)
-	for end := time.Now().Add(freeing); isTaken(err) && time.Now().Before(end); err = command(conn, unix.AF_UNSPEC, commandBind) {
-		time.Sleep(time.Millisecond)
-	}
-	switch {
-	case isTaken(err): // another trace has begun, which would hear nothing any more
+	switch err := takeGroup(conn, freeing, freeingPause); {
+	case isTaken(err): // who logs packets for so long is no trace, and has the logger that he needs
 		return nil
 	case err != nil:
 		return err

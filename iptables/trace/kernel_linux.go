@@ -115,66 +115,82 @@ func (k *kernel) listen(ctx context.Context, most int, tell func(Packet) error) 
 		}
 		return nil
 	}
-	for told < most {
-		if err := ctx.Err(); err != nil {
-			return report(k.over(true))
+	for told < most && ctx.Err() == nil {
+		wait := time.Now().Add(quiet / 2) // not long: somebody may be done
+		if end, ok := ctx.Deadline(); ok && end.Before(wait) {
+			wait = end
 		}
-		if err := errors.Join(k.hearSome(ctx), k.hearLogged(ctx)); err != nil {
+		if _, err := k.hearSome(wait); err != nil {
 			return errors.Join(report(k.over(true)), err)
 		}
 		if err := report(k.over(false)); err != nil {
 			return err
 		}
 	}
+	err := k.hearRest()
+	return errors.Join(report(k.over(true)), err)
+}
+
+// lastWords bounds how long is heard what the kernel has said of packets by the end; it may go on saying more.
+const lastWords = 200 * time.Millisecond
+
+// atOnce is how long something is waited for that should be there.
+const atOnce = time.Millisecond
+
+// hearRest takes what the kernel has said.
+func (k *kernel) hearRest() error {
+	for end, more := time.Now().Add(lastWords), true; more && time.Now().Before(end); {
+		var err error
+		if more, err = k.hearSome(time.Now().Add(atOnce)); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// hearSome waits for messages, but not long: somebody may be done.
-func (k *kernel) hearSome(ctx context.Context) error {
-	wait := time.Now().Add(quiet / 2)
-	if end, ok := ctx.Deadline(); ok && end.Before(wait) {
-		wait = end
-	}
-	err := receive(k.events, wait, "the kernel's trace", unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE, func(data []byte) {
+// hearSome waits for messages until a time, takes what was logged so far too, and says whether there was anything.
+func (k *kernel) hearSome(until time.Time) (any bool, err error) {
+	traced, err := take(k.events, until, "the kernel's trace", unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE, func(data []byte) {
 		if heard, err := decode(data); err == nil { // a kernel that says it otherwise says it of all packets
 			k.hear(heard)
 		}
 	})
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil
+	if err != nil || k.logger == nil {
+		return traced, err
 	}
-	return err
+	logged, err := take(k.logger.conn, time.Now().Add(atOnce), "what iptables-legacy does", unix.NFNL_SUBSYS_ULOG<<8|logMessage, func(data []byte) {
+		if heard, ok := decodeLog(data); ok {
+			k.hearLog(heard)
+		}
+	})
+	k.joinWaiting()
+	return traced || logged, err
 }
 
-// receive waits for messages until a time, and gives those of a type; os.ErrDeadlineExceeded is that none came. What names
-// their source in errors.
-func receive(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderType, to func(data []byte)) error {
-	if err := conn.SetReadDeadline(until); err != nil {
-		return err
-	}
-	received, err := conn.Receive()
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return os.ErrDeadlineExceeded
-	case errors.Is(err, unix.ENOBUFS):
-		return ErrLost
-	case err != nil:
-		return fmt.Errorf("listen to %s: %w", what, err)
-	}
-	for _, m := range received {
-		if m.Header.Type == kind {
-			to(m.Data)
+// take waits for messages until a time, and gives those of a type, with what else is there by then; it says whether there
+// was anything. What names their source in errors.
+func take(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderType, to func(data []byte)) (any bool, err error) {
+	for enough := until.Add(quiet / 2); ; until = time.Now().Add(atOnce) {
+		if err := conn.SetReadDeadline(until); err != nil {
+			return any, err
+		}
+		received, err := conn.Receive()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return any, nil
+		case errors.Is(err, unix.ENOBUFS):
+			return any, ErrLost
+		case err != nil:
+			return any, fmt.Errorf("listen to %s: %w", what, err)
+		}
+		any = true
+		for _, m := range received {
+			if m.Header.Type == kind {
+				to(m.Data)
+			}
+		}
+		if time.Now().After(enough) {
+			return any, nil
 		}
 	}
-	return nil
-}
-
-// hearLogged takes what was logged so far.
-func (k *kernel) hearLogged(ctx context.Context) error {
-	if k.logger == nil {
-		return nil
-	}
-	err := k.logger.hear(ctx, k.hearLog)
-	k.joinWaiting()
-	return err
 }

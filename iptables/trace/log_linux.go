@@ -2,7 +2,6 @@ package trace
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -61,7 +60,7 @@ func newLogger(guard []string) (l *logger, err error) {
 	}
 	l = &logger{conn: conn}
 	_ = conn.SetReadBuffer(1 << 20) // as much as it gives
-	if err = command(conn, unix.AF_UNSPEC, commandBind); isTaken(err) {
+	if err = takeGroup(conn, passing, atOnce); isTaken(err) {
 		err = fmt.Errorf("%w: another program of this namespace listens to the log group %d (another trace, or ulogd); stop it for the time of the trace", err, logGroup)
 	}
 	if err == nil {
@@ -71,6 +70,19 @@ func newLogger(guard []string) (l *logger, err error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
+}
+
+// passing is how long the group is waited for, which a guard has for a moment.
+const passing = 200 * time.Millisecond
+
+// takeGroup binds the log group to a socket, trying again while another has it, for as long as that may take.
+func takeGroup(conn *netlink.Conn, within, pause time.Duration) error {
+	for end := time.Now().Add(within); ; time.Sleep(pause) {
+		err := command(conn, unix.AF_UNSPEC, commandBind)
+		if !isTaken(err) || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // isTaken says whether the log group is somebody else's.
@@ -153,22 +165,4 @@ func (l *logger) Close() error {
 		l.guard.dismiss()
 	}
 	return errors.Join(append(errs, l.conn.Close())...)
-}
-
-// hear takes what was logged so far.
-func (l *logger) hear(ctx context.Context, to func(logged)) error {
-	for ctx.Err() == nil {
-		err := receive(l.conn, time.Now().Add(time.Millisecond), "what iptables-legacy does", unix.NFNL_SUBSYS_ULOG<<8|logMessage, func(data []byte) {
-			if heard, ok := decodeLog(data); ok {
-				to(heard)
-			}
-		})
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil
-		case err != nil:
-			return err
-		}
-	}
-	return nil
 }

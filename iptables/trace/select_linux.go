@@ -32,6 +32,9 @@ type selector struct {
 // newSelector is called on a thread in the namespace.
 func newSelector(f Filter) (*selector, error) {
 	conn, table, err := owned.Table(traceTable)
+	if errors.Is(err, unix.EPERM) { // without the privilege not even the rules could be listed
+		return nil, errors.New("another trace goes on in this namespace: wait for its end, or stop it")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("choose packets to trace, by nftables: %w", err)
 	}

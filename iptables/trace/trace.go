@@ -11,6 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
+// Longest is how long a trace may take; it costs every packet of the namespace some time.
+const Longest = 10 * time.Minute
+
 // Config is what is traced, and for how long.
 type Config struct {
 	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
@@ -24,7 +27,7 @@ type Config struct {
 	// started where the logger is changed, to put it back should this process be killed; without them a killed trace leaves it.
 	Guard  []string
 	Filter Filter
-	// For is how long at most; 10 seconds if it is 0.
+	// For is how long at most, up to Longest; 10 seconds if it is 0.
 	For time.Duration
 	// Packets is how many at most; 20 if it is 0.
 	Packets int

@@ -240,6 +240,68 @@ func TestTraceEndsInTimeAndLeavesNothing(t *testing.T) {
 	}
 }
 
+// Who interrupts a trace sees what the kernel had said by then.
+func TestWhatIsInTheQueueAtTheEndIsTold(t *testing.T) {
+	for name, make := range map[string]func() (*testns.Namespace, Config){
+		"nftables": func() (*testns.Namespace, Config) {
+			ns, rules := captured(t)
+			return ns, Config{NetNS: int(ns.Handle), Rules: rules}
+		},
+		"iptables-legacy": func() (*testns.Namespace, Config) {
+			ns, cfg := legacy(t)
+			cfg.Legacy = placed(t, ns)
+			return ns, cfg
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns, cfg := make()
+			cfg.Filter = Filter{Port: 443}
+			k, err := open(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const connections = 10
+			for range connections {
+				begin(t, ns, "tcp", "203.0.113.7:443", 0)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			var all []Packet
+			err = k.listen(ctx, 1000, func(p Packet) error { all = append(all, p); return nil })
+			if err = errors.Join(err, k.close()); err != nil {
+				t.Fatal(err)
+			}
+			if len(all) < connections {
+				t.Errorf("%d packets of %d connections were told", len(all), connections)
+			}
+			for _, p := range all {
+				if !strings.Contains(steps(p), "outbound/all redirect/outbound") || p.End != "arrives at 127.0.0.1:15001 of this namespace, by lo" {
+					t.Errorf("%s", &p)
+				}
+			}
+		})
+	}
+}
+
+func TestASecondTraceOfANamespaceIsToldOfTheFirst(t *testing.T) {
+	ns, rules := captured(t)
+	cfg := Config{NetNS: int(ns.Handle), Rules: rules, For: time.Millisecond}
+	first, err := open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nothing := func(Packet) error { return nil }
+	if err := Run(t.Context(), cfg, nothing); err == nil || !strings.Contains(err.Error(), "another trace goes on in this namespace") {
+		t.Errorf("while there is one: %v", err)
+	}
+	if err := first.close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), cfg, nothing); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+}
+
 // legacy is a namespace whose traffic iptables-legacy captures, in both families, and the rules there.
 func legacy(t *testing.T) (*testns.Namespace, Config) {
 	t.Helper()
