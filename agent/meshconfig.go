@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -50,8 +49,8 @@ func newLayers() *layers {
 // mostConfiguration is how large a file of settings may be.
 const mostConfiguration = 4 << 20
 
-// readMeshFile reads Istio's MeshConfig; a file that is not there says nothing.
-func readMeshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
+// meshFile reads Istio's MeshConfig; a file that is not there says nothing.
+func (r *resolver) meshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
 	mesh := &meshv1.MeshConfig{}
 	b, err := readAtMost(file, mostConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -60,24 +59,30 @@ func readMeshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the mesh configuration: %w", err)
 	}
-	doc, err := protoyaml.Unmarshal(string(b), mesh)
+	doc, unknown, err := protoyaml.UnmarshalKnown(string(b), mesh)
 	if err != nil {
 		return nil, nil, fmt.Errorf("mesh configuration %s: %w; the fields are those of Istio's MeshConfig", file, err)
 	}
+	r.unknownFields("mesh configuration "+file, unknown)
 	return mesh, doc, nil
 }
 
-// addYAML merges a ProxyConfig in YAML over what there is.
-func (l *layers) addYAML(text, source string) error {
-	if strings.TrimSpace(text) == "" {
-		return nil
+// unknownFields warns of them. They do not stop a pod: what injects it may be newer than its proxy.
+func (r *resolver) unknownFields(source string, unknown []error) {
+	for _, u := range unknown {
+		r.env.warn("%s: %v; it has no effect", source, u)
 	}
+}
+
+// proxyConfigYAML merges a ProxyConfig in YAML over what there is.
+func (r *resolver) proxyConfigYAML(text, source string) error {
 	layer := &meshv1.ProxyConfig{}
-	doc, err := protoyaml.Unmarshal(text, layer)
+	doc, unknown, err := protoyaml.UnmarshalKnown(text, layer)
 	if err != nil {
 		return fmt.Errorf("%s: %w; the fields are those of Istio's ProxyConfig", source, err)
 	}
-	l.add(layer, doc, source)
+	r.unknownFields(source, unknown)
+	r.layers.add(layer, doc, source)
 	return nil
 }
 

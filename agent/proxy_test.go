@@ -298,8 +298,8 @@ func TestStartIsRefusedWithTheReason(t *testing.T) {
 			s.env = append(s.env, "SECRET_TTL=soon", "ENVOY_STATUS_PORT=99999")
 		}, 2, []string{"SECRET_TTL", "soon", "24h", "ENVOY_STATUS_PORT", "99999"}},
 		"wrong mesh file": {"127.88.14.1", func(t *testing.T, s *setup) {
-			s.write(t, "etc/istio/config/mesh", "defaultConfig:\n  drainDuration: 5s\n  drainDuratoin: 5s\n")
-		}, 2, []string{"etc/istio/config/mesh", "line 3", "drainDuratoin"}},
+			s.write(t, "etc/istio/config/mesh", "defaultConfig:\n  drainDuration: 5s\n  terminationDrainDuration: soon\n")
+		}, 2, []string{"etc/istio/config/mesh", "line 3", "terminationDrainDuration", "soon", "5s"}},
 		"wrong flag value": {"127.88.15.1", func(_ *testing.T, s *setup) {
 			s.args = append(s.args, "--concurrency=many")
 		}, 2, []string{"concurrency", "many"}},

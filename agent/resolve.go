@@ -125,7 +125,7 @@ func (r *resolver) proxyType() error {
 // proxyConfig merges the sources of Istio's ProxyConfig.
 func (r *resolver) proxyConfig() error {
 	r.file = cmp.Or(r.in.Flags.MeshConfig, defaultMeshFile)
-	mesh, doc, err := readMeshFile(r.file)
+	mesh, doc, err := r.meshFile(r.file)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (r *resolver) proxyConfig() error {
 	if section := doc.Section("defaultConfig"); section != nil {
 		r.layers.add(mesh.GetDefaultConfig(), section, "mesh file "+r.file)
 	}
-	if err := r.layers.addYAML(r.env.vars["PROXY_CONFIG"], sourceProxyConfig); err != nil {
+	if err := r.proxyConfigYAML(r.env.vars["PROXY_CONFIG"], sourceProxyConfig); err != nil {
 		return err
 	}
 	if err := r.pod(); err != nil {
@@ -176,7 +176,7 @@ func (r *resolver) annotations() error {
 			r.env.note(strings.TrimPrefix(name, "sidecar.istio.io/"), a[name], "annotation "+name)
 		}
 	}
-	if err := r.layers.addYAML(a["proxy.istio.io/config"], sourceAnnotation); err != nil {
+	if err := r.proxyConfigYAML(a["proxy.istio.io/config"], sourceAnnotation); err != nil {
 		return err
 	}
 	if v := a["sidecar.istio.io/discoveryAddress"]; v != "" {

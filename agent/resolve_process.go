@@ -94,16 +94,7 @@ func (r *resolver) others() {
 	r.config.Bind = r.env.address("bindAddress", "PROXY_BIND_ADDRESS")
 	r.config.Profiling = r.in.Flags.Profiling || !r.in.Flags.Given["profiling"]
 	r.env.note("profiling", r.config.Profiling, r.origin("profiling"))
-	p := r.config.Proxy
-	for name, set := range map[string]bool{
-		"privateKeyProvider": p.GetPrivateKeyProvider() != nil,
-		"caCertificatesPem":  len(p.GetCaCertificatesPem()) > 0,
-	} {
-		if set {
-			r.env.warn("ProxyConfig's %s is not supported yet and has no effect", name)
-		}
-	}
-	if p.GetBinaryPath() != "" {
+	if r.config.Proxy.GetBinaryPath() != "" {
 		r.env.warn("ProxyConfig's binaryPath has no effect; name an Envoy with --envoy-path or ENVOY_PATH")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
@@ -248,7 +250,6 @@ func TestBadValuesAreRefusedWithNameValueAndRemedy(t *testing.T) {
 		"CA":               {"CA_ADDR=ca", "", []string{"CA_ADDR", `"ca"`, "host:port"}},
 		"two uses":         {"ENVOY_STATUS_PORT=15090", "", []string{"ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT", "15090"}},
 		"discovery":        {`PROXY_CONFIG={discoveryAddress: x}`, "", []string{"discoveryAddress", "PROXY_CONFIG", `"x"`, "host:port"}},
-		"unknown field":    {`PROXY_CONFIG={concurency: 2}`, "", []string{"PROXY_CONFIG", "concurency", "unknown field"}},
 		"wrong type":       {`PROXY_CONFIG={drainDuration: 5}`, "", []string{"PROXY_CONFIG", "drainDuration", "5", "5s"}},
 		"drain":            {`PROXY_CONFIG={drainDuration: -5s}`, "", []string{"drainDuration", "PROXY_CONFIG", "-5s", "negative"}},
 		"flush":            {`PROXY_CONFIG={fileFlushInterval: -5s}`, "", []string{"fileFlushInterval", "PROXY_CONFIG", "-5s", "negative"}},
@@ -256,7 +257,7 @@ func TestBadValuesAreRefusedWithNameValueAndRemedy(t *testing.T) {
 		"wrong enum":       {`PROXY_CONFIG={interceptionMode: ALL}`, "", []string{"interceptionMode", "ALL", "REDIRECT"}},
 		"not YAML":         {`PROXY_CONFIG={`, "", []string{"PROXY_CONFIG"}},
 		"mesh file":        {"", "defaultConfig:\n  proxyStatsMatcher:\n    inclusionPrefixes: all\n", []string{"line 3", "defaultConfig.proxyStatsMatcher.inclusionPrefixes", "all", "list"}},
-		"mesh file's root": {"", "trustDomain: x\nrootNamespaces: y\n", []string{"line 2", "rootNamespaces", "unknown field"}},
+		"mesh file's root": {"", "trustDomain: x\nenableTracing: y\n", []string{"line 2", "enableTracing", "true or false"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -271,6 +272,35 @@ func TestBadValuesAreRefusedWithNameValueAndRemedy(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A pod's injector may be newer than its proxy.
+func TestFieldsOfANewerAPIAreWarnedAbout(t *testing.T) {
+	inDir(t, map[string]string{
+		"etc/istio/config/mesh":     "trustDomain: x\nrootNamespaces: y\ndefaultConfig:\n  newer: {a: 1}\n",
+		"etc/istio/pod/annotations": `proxy.istio.io/config="drainDurations: 1s\nterminationDrainDuration: 1m\n"`,
+	})
+	c := resolve(t, env(`PROXY_CONFIG={concurency: 2, statusPort: 16020}`, "INSTANCE_IP=10.0.0.1"))
+	if c.Identity.TrustDomain != "x" || c.Proxy.GetStatusPort() != 16020 || c.Shutdown.Linger != time.Minute {
+		t.Errorf("what is known has no effect: %+v", c.Proxy)
+	}
+	want := []string{
+		"mesh configuration ./etc/istio/config/mesh: line 4: defaultConfig.newer: unknown field; it has no effect",
+		"mesh configuration ./etc/istio/config/mesh: line 2: rootNamespaces: unknown field; did you mean rootNamespace?; it has no effect",
+		"environment PROXY_CONFIG: concurency: unknown field; did you mean concurrency?; it has no effect",
+		"annotation proxy.istio.io/config: line 1: drainDurations: unknown field; did you mean drainDuration?; it has no effect",
+	}
+	if !slices.Equal(c.Warnings, want) {
+		t.Errorf("warnings %q, want %q", c.Warnings, want)
+	}
+}
+
+func TestWhatHasAnEffectIsNotWarnedAbout(t *testing.T) {
+	inDir(t, nil)
+	c := resolve(t, env(fmt.Sprintf(`PROXY_CONFIG={privateKeyProvider: {cryptomb: {pollDelay: 10ms, fallback: true}}, caCertificatesPem: [%q]}`, testpki.New(t, "root").PEM())))
+	if p := c.Certificates.KeyProvider; p == nil || p.PollDelay != 10*time.Millisecond || len(c.Certificates.Anchors) != 1 || len(c.Warnings) != 0 {
+		t.Errorf("%+v, %+v, warnings %q", p, c.Certificates.Anchors, c.Warnings)
 	}
 }
 
@@ -377,9 +407,9 @@ func FuzzProxyConfigIsReadOrRefused(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		l := newLayers()
-		if l.addYAML(text, "fuzz") == nil {
-			l.settings()
+		r := &resolver{env: newEnvironment(nil), layers: newLayers()}
+		if r.proxyConfigYAML(text, "fuzz") == nil {
+			r.layers.settings()
 		}
 	})
 }

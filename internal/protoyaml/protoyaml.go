@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -26,8 +27,20 @@ func (d Document) Section(name string) Document {
 }
 
 // Unmarshal reads one YAML document into a message of Istio's API, by the rules of protojson, and refuses what the
-// message has no place for. It also gives the document as it was written; nil when it was empty.
+// message has no place for. A duration may also be written as Go does (1m30s), as Istio has it. It gives the document,
+// too; nil when it was empty.
 func Unmarshal(text string, into proto.Message) (Document, error) {
+	return unmarshal(text, into, nil)
+}
+
+// UnmarshalKnown is Unmarshal for what may have been written for a newer API: fields that the message does not have are
+// left out, and told apart.
+func UnmarshalKnown(text string, into proto.Message) (doc Document, unknown []error, err error) {
+	doc, err = unmarshal(text, into, func(f *fault) { unknown = append(unknown, f.describe(text)) })
+	return doc, unknown, err
+}
+
+func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document, error) {
 	var doc map[string]any
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
 		return nil, err
@@ -35,6 +48,7 @@ func Unmarshal(text string, into proto.Message) (Document, error) {
 	if doc == nil {
 		return nil, nil // empty, or comments alone
 	}
+	canonical(doc, into.ProtoReflect().Descriptor(), "", unknown)
 	b, err := json.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("a key is not a text: %w", err)
@@ -48,6 +62,58 @@ func Unmarshal(text string, into proto.Message) (Document, error) {
 	return doc, nil
 }
 
+// fieldOf is the field of a name, by either of its names; nil when there is none.
+func fieldOf(m protoreflect.MessageDescriptor, key string) protoreflect.FieldDescriptor {
+	if f := m.Fields().ByJSONName(key); f != nil {
+		return f
+	}
+	return m.Fields().ByTextName(key)
+}
+
+// canonical makes of a document what protojson reads: its durations are in seconds then, and where unknown is not nil, what
+// the message has no place for is told and taken away.
+func canonical(doc map[string]any, m protoreflect.MessageDescriptor, parent string, unknown func(*fault)) {
+	for _, key := range slices.Sorted(maps.Keys(doc)) {
+		field := fieldOf(m, key)
+		switch {
+		case field == nil && unknown != nil:
+			unknown(&fault{path: parent + key, key: key, known: fieldNames(m.Fields())})
+			delete(doc, key)
+		case field == nil || field.Message() == nil || field.IsMap():
+		default:
+			doc[key] = canonicalValue(doc[key], field.Message(), parent+key, unknown)
+		}
+	}
+}
+
+func canonicalValue(value any, m protoreflect.MessageDescriptor, path string, unknown func(*fault)) any {
+	switch v := value.(type) {
+	case []any:
+		for i := range v {
+			v[i] = canonicalValue(v[i], m, fmt.Sprintf("%s[%d]", path, i), unknown)
+		}
+	case map[string]any:
+		if m.ParentFile().Package() != "google.protobuf" { // the JSON of a Struct, say, is not made of its fields
+			canonical(v, m, path+".", unknown)
+		}
+	case string:
+		if d, err := time.ParseDuration(v); err == nil && m.FullName() == durationName {
+			return inSeconds(d)
+		}
+	}
+	return value
+}
+
+const durationName = "google.protobuf.Duration"
+
+func inSeconds(d time.Duration) string {
+	text := fmt.Sprintf("%d.%09ds", d.Abs()/time.Second, d.Abs()%time.Second)
+	if d < 0 {
+		return "-" + text
+	}
+	return text
+}
+
 // fault is the field that makes a document unreadable.
 type fault struct {
 	path, key string
@@ -58,14 +124,10 @@ type fault struct {
 
 // findFault looks for it field by field, since the decoder tells places in a JSON that nobody wrote.
 func findFault(doc map[string]any, m protoreflect.Message, parent string) *fault {
-	fields := m.Descriptor().Fields()
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
-		f := &fault{path: parent + key, key: key, value: doc[key], field: fields.ByJSONName(key)}
+		f := &fault{path: parent + key, key: key, value: doc[key], field: fieldOf(m.Descriptor(), key)}
 		if f.field == nil {
-			f.field = fields.ByTextName(key)
-		}
-		if f.field == nil {
-			f.known = fieldNames(fields)
+			f.known = fieldNames(m.Descriptor().Fields())
 			return f
 		}
 		if reads(m, key, doc[key]) {
@@ -130,8 +192,8 @@ func (f *fault) wanted() string {
 
 func wantedMessage(m protoreflect.MessageDescriptor) string {
 	switch m.FullName() {
-	case "google.protobuf.Duration":
-		return "write a duration in seconds, as 5s"
+	case durationName:
+		return "write a duration, as 5s"
 	case "google.protobuf.BoolValue":
 		return "write true or false"
 	case "google.protobuf.Int32Value", "google.protobuf.UInt32Value", "google.protobuf.Int64Value":

@@ -1,8 +1,10 @@
 package protoyaml
 
 import (
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
@@ -10,7 +12,7 @@ import (
 func TestAFieldThatCannotBeReadIsToldWithLineValueAndRemedy(t *testing.T) {
 	for text, want := range map[string]string{
 		"trustDomain: a\naccesLogFile: x\n":               "line 2: accesLogFile: unknown field; did you mean accessLogFile?",
-		"trustDomain: a\nconnectTimeout: soon\n":          "line 2: connectTimeout: soon: write a duration in seconds, as 5s",
+		"trustDomain: a\nconnectTimeout: soon\n":          "line 2: connectTimeout: soon: write a duration, as 5s",
 		"enableTracing: perhaps\ntrustDomain: a\n":        "line 1: enableTracing: perhaps: write true or false",
 		"outboundTrafficPolicy:\n  mode: ALLOW\n":         "line 2: outboundTrafficPolicy.mode: ALLOW: write one of REGISTRY_ONLY, ALLOW_ANY",
 		"proxyHttpPort: eighty\ndefaultConfig: {}\n":      "line 1: proxyHttpPort: eighty: write a number that fits",
@@ -37,5 +39,46 @@ func TestTheDocumentTellsWhichFieldsWereWritten(t *testing.T) {
 	}
 	if doc, err := Unmarshal("# nothing\n", m); doc != nil || err != nil {
 		t.Errorf("an empty text gives %v, %v", doc, err)
+	}
+}
+
+func TestDurationsAreWrittenAsIstioTakesThem(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"45s": 45 * time.Second, "1m": time.Minute, "1m30s": 90 * time.Second, "10ms": 10 * time.Millisecond, "0": 0, "0.5s": time.Second / 2, "-2m": -2 * time.Minute,
+	} {
+		m := &meshconfig.MeshConfig{}
+		if _, err := Unmarshal("defaultConfig: {privateKeyProvider: {cryptomb: {pollDelay: '"+text+"'}}}\nconnectTimeout: '"+text+"'\n", m); err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		deep := m.GetDefaultConfig().GetPrivateKeyProvider().GetCryptomb().GetPollDelay().AsDuration()
+		if got := m.GetConnectTimeout().AsDuration(); got != want || deep != want {
+			t.Errorf("%s is %v and %v, want %v", text, got, deep, want)
+		}
+	}
+	m := &meshconfig.MeshConfig{}
+	const inList = "extensionProviders: [{name: a, opentelemetry: {service: s, port: 1, http: {path: /, timeout: 2m}}}]"
+	if _, err := Unmarshal(inList, m); err != nil || m.GetExtensionProviders()[0].GetOpentelemetry().GetHttp().GetTimeout().GetSeconds() != 120 {
+		t.Errorf("%v, %v", m, err)
+	}
+}
+
+func TestWhatANewerAPIHasIsLeftOutAndTold(t *testing.T) {
+	m := &meshconfig.MeshConfig{}
+	doc, unknown, err := UnmarshalKnown("trustDomain: x\nnewer: {a: 1}\ndefaultConfig:\n  concurency: 2\n  drainDuration: 5s\n  proxyMetadata: {any: thing}\nextensionProviders:\n- {name: a, newer: 1}\n", m)
+	if err != nil || m.GetTrustDomain() != "x" || m.GetDefaultConfig().GetDrainDuration().GetSeconds() != 5 || m.GetDefaultConfig().GetProxyMetadata()["any"] != "thing" ||
+		m.GetExtensionProviders()[0].GetName() != "a" || doc["newer"] != nil {
+		t.Errorf("%v, %v, %v", doc, m, err)
+	}
+	var told []string
+	for _, u := range unknown {
+		told = append(told, u.Error())
+	}
+	want := []string{"line 4: defaultConfig.concurency: unknown field; did you mean concurrency?", "line 2: extensionProviders[0].newer: unknown field", "line 2: newer: unknown field"}
+	if !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+	if _, _, err := UnmarshalKnown("newer: 1\nconnectTimeout: soon\n", m); err == nil || !strings.Contains(err.Error(), "connectTimeout: soon") {
+		t.Errorf("a value that cannot be read: %v", err)
 	}
 }
