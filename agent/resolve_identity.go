@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -131,6 +132,10 @@ func (r *resolver) metadataObject(variable, text string) map[string]any {
 // podTemplateHash differs between replica sets of one workload, so that it only makes equal proxies look unlike.
 const podTemplateHash = "pod-template-hash"
 
+// staticLabels is the metadata by which Istio's control plane knows the labels that are not the pod's, and which it would
+// lose to the pod's otherwise.
+const staticLabels = "STATIC_LABELS"
+
 // nodeLabels are those of ISTIO_METAJSON_LABELS under those of the pod.
 func (r *resolver) nodeLabels() {
 	id := &r.config.Identity
@@ -138,6 +143,9 @@ func (r *resolver) nodeLabels() {
 	if text := r.env.vars["ISTIO_METAJSON_LABELS"]; text != "" {
 		if err := json.Unmarshal([]byte(text), &labels); err != nil {
 			r.env.refuse("ISTIO_METAJSON_LABELS", text, `write a JSON object of strings, as {"app": "reviews"}`)
+		}
+		if len(labels) > 0 {
+			id.Metadata[staticLabels] = maps.Clone(labels)
 		}
 	}
 	for name, value := range pod {

@@ -103,6 +103,10 @@ func TestEachSourceWinsOverThoseBeforeIt(t *testing.T) {
 	if c.Shutdown.Linger != 33*time.Second || c.Proxy.GetStatusPort() != 16020 || c.Identity.ClusterID != "" {
 		t.Errorf("the resolved values are not those of the settings: %+v", c.Shutdown)
 	}
+	// The control plane puts these under the labels that it knows of the pod.
+	if static := c.Identity.Metadata["STATIC_LABELS"]; fmt.Sprint(static) != "map[app:static version:v1]" {
+		t.Errorf("labels that are not the pod's are told as %v", static)
+	}
 }
 
 func TestDefaultsAreThoseOfTheContract(t *testing.T) {
