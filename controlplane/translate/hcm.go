@@ -39,6 +39,8 @@ func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 		AccessLog:         append(v.requestLogs(h.traffic), v.auditLog(h.traffic, "envoy.filters.http.rbac")...),
 		StreamIdleTimeout: duration(0),
 		UpgradeConfigs:    []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
+		// A full name may end with a dot (reviews.shop.svc.cluster.local.). Routes and policies are by the name without.
+		StripTrailingHostDot: true,
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
 			Rds: &hcmv3.Rds{ConfigSource: ads(), RouteConfigName: h.rds},
 		},

@@ -213,6 +213,28 @@ spec:
     route: [{destination: {host: server, subset: v1}, weight: 100}, {destination: {host: server, subset: v2}, weight: 0}]
 `
 
+// TestFullNamesMayEndWithADot: by such a name nobody escapes the mesh's TLS, or a policy.
+func TestFullNamesMayEndWithADot(t *testing.T) {
+	bothEnvoys(t, 226, func(t *testing.T, version string, network int) {
+		w := newWorld(t, version, network, pair)
+		w.app("NET.2.2:8080", "server", nil)
+		w.proxy(clientNode, "front/client")
+		w.proxy(serverNode, "back/server")
+		w.expect(200, "host=server.back.svc.cluster.local xfcc=By=spiffe://cluster.local/ns/back/sa/server", func() answer {
+			return w.through(clientPort, "http://server.back.svc.cluster.local./x")
+		})
+		plain := func() answer { return w.through("", "http://NET.2.1:8080/x", "Host=server.back.:80") }
+		w.expect(200, "server", plain)
+		w.change(`
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: not-by-this-name, namespace: back}
+spec: {action: DENY, rules: [{to: [{operation: {hosts: [server.back, "server.back:*"]}}]}]}
+`)
+		w.expect(403, "RBAC", plain)
+	})
+}
+
 func TestUnknownHostsGoOutOrAreToldWhyNot(t *testing.T) {
 	bothEnvoys(t, 214, func(t *testing.T, version string, network int) {
 		w := newWorld(t, version, network, pair)
