@@ -50,6 +50,8 @@ type Inbound struct {
 	// MTLS is what the port accepts, in words, and By the document that says so.
 	MTLS string `json:"mtls"`
 	By   string `json:"by,omitempty"`
+	// Endpoint is where the Sidecar has what comes to the port handed to.
+	Endpoint string `json:"endpoint,omitempty"`
 	// Callers are the rules that callers of this service follow.
 	Callers []Document `json:"callers,omitempty"`
 }
@@ -94,16 +96,19 @@ func Workload(s *snapshot.Snapshot, p *translate.Proxy) Description {
 }
 
 func (d *Description) inbound(s *snapshot.Snapshot, p *translate.Proxy, scope *snapshot.Scope) {
-	by := s.PeerAuthentication(p.Namespace, p.Labels)
+	handed := map[uint32]string{}
+	for _, listener := range scope.Spec().GetIngress() {
+		handed[listener.GetPort().GetNumber()] = listener.GetDefaultEndpoint()
+	}
 	for _, svc := range s.LocalServices(p.Namespace, p.Labels) {
 		for _, port := range svc.Ports {
 			target := cmp.Or(port.TargetPort, p.PodPorts[port.TargetPortName], port.Number)
 			in := Inbound{Service: svc.Hostname, Port: port.Number, Target: target, Protocol: string(port.Protocol),
-				MTLS: accepts(s.MTLSMode(p.Namespace, p.Labels, target))}
-			if by != nil {
+				MTLS: accepts(s.MTLSMode(p.Namespace, p.Labels, target)), Endpoint: handed[target]}
+			if by := s.PeerAuthentication(p.Namespace, p.Labels, target); by != nil {
 				in.By = by.Key.String()
 			}
-			in.Callers = callers(scope, svc, port.Number)
+			in.Callers = callers(scope, svc, port)
 			d.Inbound = append(d.Inbound, in)
 		}
 	}
@@ -120,14 +125,23 @@ func accepts(m snapshot.Mode) string {
 }
 
 // callers are the rules that those follow who call a service from the workload's own namespace.
-func callers(scope *snapshot.Scope, svc *registry.Service, port uint32) []Document {
+func callers(scope *snapshot.Scope, svc *registry.Service, port registry.Port) []Document {
 	var out []Document
 	if vs := scope.VirtualService(svc.Hostname); vs != nil {
-		out = append(out, document(vs.Resource, routeWords(vs.Spec)...))
+		var says []string
+		if port.Protocol.MayBeHTTP() {
+			says = requestWords(vs.Spec)
+		}
+		if !port.Protocol.IsHTTP() {
+			says = append(says, connectionWords(vs.Spec)...)
+		}
+		if len(says) > 0 {
+			out = append(out, document(vs.Resource, says...))
+		}
 	}
 	if rule := scope.DestinationRule(svc); rule != nil {
 		for _, r := range rule.From {
-			out = append(out, document(r, trafficWords(rule.Traffic("", port))...))
+			out = append(out, document(r, trafficWords(rule.Traffic("", port.Number))...))
 		}
 	}
 	return out
@@ -139,10 +153,11 @@ func (d *Description) gateways(s *snapshot.Snapshot, p *translate.Proxy) {
 		for _, server := range g.Spec.GetServers() {
 			says = append(says, serverWords(server))
 		}
-		for _, vs := range s.VirtualServicesForGateway(g.FullName(), p.Namespace) {
-			says = append(says, fmt.Sprintf("%s routes %s there", vs.Key, strings.Join(vs.Hosts, ", ")))
-		}
 		d.Gateways = append(d.Gateways, document(g.Resource, says...))
+		for _, vs := range s.VirtualServicesForGateway(g.FullName(), p.Namespace) {
+			d.Outbound = append(d.Outbound, document(vs.Resource, slices.Concat(
+				[]string{fmt.Sprintf("what comes to %s for %s", g.FullName(), strings.Join(vs.Hosts, ", "))}, requestWords(vs.Spec), connectionWords(vs.Spec))...))
+		}
 	}
 }
 
@@ -162,13 +177,8 @@ func (d *Description) outbound(scope *snapshot.Scope) {
 	if scope.Sidecar != nil {
 		d.Scope = append(d.Scope, fmt.Sprintf("as %s, at %s, says", scope.Sidecar.Key, scope.Sidecar.Origin))
 	}
-	if scope.AllowAny {
-		d.Scope = append(d.Scope, "calls to hosts that the mesh does not know go out (ALLOW_ANY)")
-	} else {
-		d.Scope = append(d.Scope, "calls to hosts that the mesh does not know are refused (REGISTRY_ONLY)")
-	}
-	for _, vs := range scope.VirtualServices {
-		d.Outbound = append(d.Outbound, document(vs.Resource, append([]string{"calls to " + strings.Join(vs.Hosts, ", ")}, routeWords(vs.Spec)...)...))
+	if d.Type != string(translate.Router) {
+		d.calls(scope)
 	}
 	told := map[*snapshot.DestinationRule]bool{}
 	for _, svc := range scope.Services {
@@ -183,6 +193,29 @@ func (d *Description) outbound(scope *snapshot.Scope) {
 	}
 	if len(d.Outbound) > maxOutbound {
 		d.Outbound = d.Outbound[:maxOutbound]
+	}
+}
+
+// calls says what a sidecar does with calls, by the rules for sidecars, which gateways do not follow.
+func (d *Description) calls(scope *snapshot.Scope) {
+	if scope.AllowAny {
+		d.Scope = append(d.Scope, "calls to hosts that the mesh does not know go out (ALLOW_ANY)")
+	} else {
+		d.Scope = append(d.Scope, "calls to hosts that the mesh does not know are refused (REGISTRY_ONLY)")
+	}
+	for _, vs := range scope.VirtualServices {
+		var hosts []string
+		for _, host := range vs.Hosts {
+			if scope.VirtualService(host) == vs {
+				hosts = append(hosts, host)
+			}
+		}
+		if len(hosts) == 0 {
+			d.Outbound = append(d.Outbound, document(vs.Resource, "has no effect: older rules have its hosts"))
+			continue
+		}
+		d.Outbound = append(d.Outbound, document(vs.Resource, slices.Concat(
+			[]string{"calls to " + strings.Join(hosts, ", ")}, requestWords(vs.Spec), connectionWords(vs.Spec))...))
 	}
 }
 

@@ -70,9 +70,98 @@ metadata: {name: start, namespace: shop}
 spec: {concurrency: 2, environmentVariables: {SECRET: hidden}}
 `
 
-// Each kind of document is described in words, in which what holds together and what holds by itself can be told apart.
-func TestDocumentsAreDescribedInWords(t *testing.T) {
-	resources, problems := config.Parse("a.yaml", []byte(described))
+const applied = `
+apiVersion: v1
+kind: Service
+metadata: {name: page, namespace: shop}
+spec: {selector: {app: page}, ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp-data, port: 7000}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: first, namespace: shop}
+spec: {hosts: [page], http: [{redirect: {authority: elsewhere.example, uri: /there}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: second, namespace: shop}
+spec: {hosts: [page], tcp: [{route: [{destination: {host: page}}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: way-in, namespace: shop}
+spec: {hosts: [page.example], gateways: [edge/door], http: [{route: [{destination: {host: page, port: {number: 80}}}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: door, namespace: edge}
+spec: {selector: {istio: door}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: page, namespace: shop}
+spec: {workloadSelector: {labels: {app: page}}, ingress: [{port: {number: 8080, protocol: HTTP, name: http}, defaultEndpoint: "127.0.0.1:9090"}]}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: mesh, namespace: istio-system}
+spec: {mtls: {mode: STRICT}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: page, namespace: shop}
+spec: {selector: {matchLabels: {app: page}}, portLevelMtls: {7000: {mode: DISABLE}}}
+`
+
+// What is said of a workload is what applies to it, and no more: routes of requests nothing at ports of bytes, rules for
+// sidecars nothing at gateways.
+func TestWhatDoesNotApplyIsNotDescribed(t *testing.T) {
+	for _, c := range []struct {
+		proxy      translate.Proxy
+		has, lacks []string
+	}{
+		{
+			proxy: translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}},
+			has: []string{`Serves page.shop.svc.cluster.local:80 (HTTP, at its port 8080, handed to 127.0.0.1:9090)
+  accepts mutual TLS only (STRICT), as PeerAuthentication istio-system/mesh says
+  its callers follow VirtualService shop/first  a.yaml:7:1
+      requests are redirected to elsewhere.example to "/there"
+
+Serves page.shop.svc.cluster.local:7000 (TCP, at its port 7000)
+  accepts plaintext only (DISABLE), as PeerAuthentication shop/page says
+
+`, `VirtualService shop/second  a.yaml:12:1
+      has no effect: older rules have its hosts
+`, "ALLOW_ANY"},
+			lacks: []string{"way-in"},
+		},
+		{
+			proxy: translate.Proxy{Type: translate.Router, Name: "door-1", Namespace: "edge", Labels: map[string]string{"istio": "door"}},
+			has: []string{`Rules for its calls
+  VirtualService shop/way-in  a.yaml:17:1
+      what comes to edge/door for page.example
+      requests go to page:80
+`},
+			lacks: []string{"shop/first", "ALLOW_ANY"},
+		},
+	} {
+		text := words(t, applied, &c.proxy)
+		for _, want := range c.has {
+			if !strings.Contains(text, want) {
+				t.Errorf("the description of %s lacks %q:\n%s", c.proxy.Name, want, text)
+			}
+		}
+		for _, not := range c.lacks {
+			if strings.Contains(text, not) {
+				t.Errorf("the description of %s has %q:\n%s", c.proxy.Name, not, text)
+			}
+		}
+	}
+}
+
+// words is what is said of a proxy's workload in a mesh of these documents.
+func words(t *testing.T, documents string, p *translate.Proxy) string {
+	t.Helper()
+	resources, problems := config.Parse("a.yaml", []byte(documents))
 	for _, p := range problems {
 		if p.Severity == config.Error {
 			t.Fatal(p)
@@ -80,13 +169,18 @@ func TestDocumentsAreDescribedInWords(t *testing.T) {
 	}
 	store := config.NewMemoryStore()
 	store.Put(resources...)
-	d := Workload(snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: &meshconfig.MeshConfig{TrustDomainAliases: []string{"former.example"}}}, nil), &translate.Proxy{
-		Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}, Interception: translate.Redirect,
-	})
+	mesh := &meshconfig.MeshConfig{RootNamespace: "istio-system", TrustDomainAliases: []string{"former.example"}}
+	p.Interception = translate.Redirect
 	var out bytes.Buffer
-	if err := d.Write(&out); err != nil {
+	if err := Workload(snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: mesh}, nil), p).Write(&out); err != nil {
 		t.Fatal(err)
 	}
+	return out.String()
+}
+
+// Each kind of document is described in words, in which what holds together and what holds by itself can be told apart.
+func TestDocumentsAreDescribedInWords(t *testing.T) {
+	text := words(t, described, &translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}})
 	for _, want := range []string{
 		`requests with path "/a"… and not a header x-old and query parameter v "2" and port 80 and callers labelled app=b, or path in any case "/B" and scheme "https" and callers of namespace far and arrival by mesh go to page`,
 		"connections with destination 10.0.0.0/8 and port 3306 go to page",
@@ -102,14 +196,14 @@ func TestDocumentsAreDescribedInWords(t *testing.T) {
 		"2 threads when the proxy starts",
 		"identities of former.example are taken for those of the mesh's own trust domain",
 	} {
-		if !strings.Contains(out.String(), want) {
+		if !strings.Contains(text, want) {
 			t.Errorf("the description lacks %q", want)
 		}
 	}
-	if strings.Contains(out.String(), "hidden") {
+	if strings.Contains(text, "hidden") {
 		t.Error("the value of a variable is shown")
 	}
 	if t.Failed() {
-		t.Log(out.String())
+		t.Log(text)
 	}
 }

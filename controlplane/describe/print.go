@@ -22,7 +22,11 @@ func (d Description) Write(out io.Writer) error {
 		b.WriteString("\nNo service selects it: nobody calls it by a name of the mesh.\n")
 	}
 	for _, in := range d.Inbound {
-		fmt.Fprintf(&b, "\nServes %s:%d (%s, at its port %d)\n  accepts %s", in.Service, in.Port, in.Protocol, in.Target, in.MTLS)
+		fmt.Fprintf(&b, "\nServes %s:%d (%s, at its port %d", in.Service, in.Port, in.Protocol, in.Target)
+		if in.Endpoint != "" {
+			fmt.Fprintf(&b, ", handed to %s", in.Endpoint)
+		}
+		fmt.Fprintf(&b, ")\n  accepts %s", in.MTLS)
 		if in.By != "" {
 			fmt.Fprintf(&b, ", as %s says", in.By)
 		}

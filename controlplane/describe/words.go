@@ -11,17 +11,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// routeWords say what becomes of requests, route by route.
-func routeWords(vs *networking.VirtualService) []string {
+// requestWords say what becomes of requests, route by route.
+func requestWords(vs *networking.VirtualService) []string {
 	var out []string
 	for _, r := range vs.GetHttp() {
 		out = append(out, matchWords(r)+actionWords(r)+extraWords(r))
 	}
+	return out
+}
+
+// connectionWords say that of connections that are no requests.
+func connectionWords(vs *networking.VirtualService) []string {
+	var out []string
 	for _, r := range vs.GetTcp() {
-		out = append(out, tcpMatchWords(r.GetMatch())+"go to "+layer4Words(r.GetRoute()))
+		out = append(out, tcpMatchWords(r.GetMatch())+"go "+targetsWords(r.GetRoute()))
 	}
 	for _, r := range vs.GetTls() {
-		out = append(out, tlsMatchWords(r.GetMatch())+"goes to "+layer4Words(r.GetRoute()))
+		out = append(out, tlsMatchWords(r.GetMatch())+"goes "+targetsWords(r.GetRoute()))
 	}
 	return out
 }
@@ -29,24 +35,45 @@ func routeWords(vs *networking.VirtualService) []string {
 func actionWords(r *networking.HTTPRoute) string {
 	switch {
 	case r.GetRedirect() != nil:
-		return "are redirected"
+		return "are redirected" + redirectWords(r.GetRedirect())
 	case r.GetDirectResponse() != nil:
 		return fmt.Sprintf("are answered with %d", r.GetDirectResponse().GetStatus())
 	case r.GetDelegate() != nil:
 		return "are left to VirtualService " + r.GetDelegate().GetNamespace() + "/" + r.GetDelegate().GetName()
 	}
+	return "go " + targetsWords(r.GetRoute())
+}
+
+func redirectWords(to *networking.HTTPRedirect) string {
+	var words string
+	if to.GetScheme() != "" {
+		words += " to " + to.GetScheme()
+	}
+	if to.GetAuthority() != "" {
+		words += " to " + to.GetAuthority()
+	}
+	if to.GetPort() != 0 {
+		words += fmt.Sprintf(" to port %d", to.GetPort())
+	}
+	if to.GetUri() != "" {
+		words += fmt.Sprintf(" to %q", to.GetUri())
+	}
+	return words
+}
+
+// targetsWords say where a route leads.
+func targetsWords[D interface {
+	GetDestination() *networking.Destination
+	GetWeight() int32
+}](to []D) string {
+	if len(to) == 1 {
+		return "to " + destinationWords(to[0].GetDestination())
+	}
 	var targets []string
-	for _, d := range r.GetRoute() {
-		target := destinationWords(d.GetDestination())
-		if len(r.GetRoute()) > 1 {
-			target = fmt.Sprintf("%d to %s", d.GetWeight(), target)
-		}
-		targets = append(targets, target)
+	for _, d := range to {
+		targets = append(targets, fmt.Sprintf("%d to %s", d.GetWeight(), destinationWords(d.GetDestination())))
 	}
-	if len(targets) > 1 {
-		return "go, by weight, " + strings.Join(targets, ", ")
-	}
-	return "go to " + strings.Join(targets, "")
+	return "by weight, " + strings.Join(targets, ", ")
 }
 
 func destinationWords(d *networking.Destination) string {
@@ -58,14 +85,6 @@ func destinationWords(d *networking.Destination) string {
 		words += fmt.Sprintf(":%d", d.GetPort().GetNumber())
 	}
 	return words
-}
-
-func layer4Words(routes []*networking.RouteDestination) string {
-	var targets []string
-	for _, d := range routes {
-		targets = append(targets, destinationWords(d.GetDestination()))
-	}
-	return strings.Join(targets, ", ")
 }
 
 func extraWords(r *networking.HTTPRoute) string {
@@ -82,8 +101,11 @@ func extraWords(r *networking.HTTPRoute) string {
 	if r.GetFault().GetDelay() != nil {
 		extra = append(extra, fmt.Sprintf("%g%% are delayed on purpose", r.GetFault().GetDelay().GetPercentage().GetValue()))
 	}
-	if r.GetMirror() != nil || len(r.GetMirrors()) > 0 {
-		extra = append(extra, "with a copy to others")
+	if m := r.GetMirror(); m != nil {
+		extra = append(extra, "with a copy to "+destinationWords(m))
+	}
+	for _, m := range r.GetMirrors() {
+		extra = append(extra, "with a copy to "+destinationWords(m.GetDestination()))
 	}
 	if r.GetRewrite() != nil {
 		extra = append(extra, "rewritten")

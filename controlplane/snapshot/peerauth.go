@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -21,64 +22,70 @@ const (
 
 // peerAuth is all PeerAuthentications, indexed. The oldest of a scope wins.
 type peerAuth struct {
-	mesh      Mode
-	namespace map[string]Mode
-	workload  map[string][]*security.PeerAuthentication // by namespace, the oldest first
+	mesh      *config.Resource            // nil when none has a mode
+	namespace map[string]*config.Resource // those that have a mode
+	workload  map[string][]*config.Resource
 }
 
 func newPeerAuth(resources []*config.Resource, rootNamespace string) *peerAuth {
-	p := &peerAuth{
-		mesh:      Permissive,
-		namespace: map[string]Mode{},
-		workload:  map[string][]*security.PeerAuthentication{},
-	}
-	meshSet := false
+	p := &peerAuth{namespace: map[string]*config.Resource{}, workload: map[string][]*config.Resource{}}
 	for _, r := range oldestFirst(resources) {
-		spec := r.Spec.(*security.PeerAuthentication)
-		mode := spec.GetMtls().GetMode()
+		spec := peerSpec(r)
+		set := spec.GetMtls().GetMode() != security.PeerAuthentication_MutualTLS_UNSET
 		switch {
 		case len(spec.GetSelector().GetMatchLabels()) > 0:
-			p.workload[r.Namespace] = append(p.workload[r.Namespace], spec)
-		case r.Namespace == rootNamespace:
-			if !meshSet && mode != security.PeerAuthentication_MutualTLS_UNSET {
-				p.mesh, meshSet = mode, true
-			}
-		default:
-			if _, ok := p.namespace[r.Namespace]; !ok && mode != security.PeerAuthentication_MutualTLS_UNSET {
-				p.namespace[r.Namespace] = mode
-			}
+			p.workload[r.Namespace] = append(p.workload[r.Namespace], r)
+		case set && r.Namespace == rootNamespace:
+			p.mesh = cmp.Or(p.mesh, r)
+		case set:
+			p.namespace[r.Namespace] = cmp.Or(p.namespace[r.Namespace], r)
 		}
 	}
 	return p
 }
 
-// mode is what a port of a workload accepts: what is said of the port goes before what is said of the workload, that
-// before the namespace, and that before the mesh.
+func peerSpec(r *config.Resource) *security.PeerAuthentication {
+	return r.Spec.(*security.PeerAuthentication)
+}
+
+// mode is what a port of a workload accepts.
 func (p *peerAuth) mode(namespace string, labels map[string]string, port uint32) Mode {
-	for _, spec := range p.workload[namespace] {
-		if !Selects(spec.GetSelector().GetMatchLabels(), labels) {
-			continue
+	mode, _ := p.decide(namespace, labels, port)
+	return mode
+}
+
+// decide is that, and the document that says so, which is nil when none does: what is said of the
+// port goes before what is said of the workload, that before the namespace, and that before the mesh.
+func (p *peerAuth) decide(namespace string, labels map[string]string, port uint32) (Mode, *config.Resource) {
+	if r := p.of(namespace, labels); r != nil {
+		// What it leaves open is inherited.
+		if m := peerSpec(r).GetPortLevelMtls()[port].GetMode(); m != security.PeerAuthentication_MutualTLS_UNSET {
+			return m, r
 		}
-		if m := spec.GetPortLevelMtls()[port].GetMode(); m != security.PeerAuthentication_MutualTLS_UNSET {
-			return m
+		if m := peerSpec(r).GetMtls().GetMode(); m != security.PeerAuthentication_MutualTLS_UNSET {
+			return m, r
 		}
-		if m := spec.GetMtls().GetMode(); m != security.PeerAuthentication_MutualTLS_UNSET {
-			return m
-		}
-		break // the oldest that selects the workload is its policy; what it leaves open is inherited
 	}
-	if m, ok := p.namespace[namespace]; ok {
-		return m
+	if r := cmp.Or(p.namespace[namespace], p.mesh); r != nil {
+		return peerSpec(r).GetMtls().GetMode(), r
 	}
-	return p.mesh
+	return Permissive, nil
+}
+
+// of is the policy of a workload's own: the oldest that selects it.
+func (p *peerAuth) of(namespace string, labels map[string]string) *config.Resource {
+	for _, r := range p.workload[namespace] {
+		if Selects(peerSpec(r).GetSelector().GetMatchLabels(), labels) {
+			return r
+		}
+	}
+	return nil
 }
 
 // ports are those for which the workload's own policy has a mode, sorted.
 func (p *peerAuth) ports(namespace string, labels map[string]string) []uint32 {
-	for _, spec := range p.workload[namespace] {
-		if Selects(spec.GetSelector().GetMatchLabels(), labels) {
-			return slices.Sorted(maps.Keys(spec.GetPortLevelMtls()))
-		}
+	if r := p.of(namespace, labels); r != nil {
+		return slices.Sorted(maps.Keys(peerSpec(r).GetPortLevelMtls()))
 	}
 	return nil
 }
@@ -91,4 +98,10 @@ func (s *Snapshot) MTLSPorts(namespace string, labels map[string]string) []uint3
 // MTLSMode is what the port (the workload's, not the service's) of a workload with these labels accepts.
 func (s *Snapshot) MTLSMode(namespace string, labels map[string]string, port uint32) Mode {
 	return s.peerAuth.mode(namespace, labels, port)
+}
+
+// PeerAuthentication is the document that decides that; nil when none does.
+func (s *Snapshot) PeerAuthentication(namespace string, labels map[string]string, port uint32) *config.Resource {
+	_, by := s.peerAuth.decide(namespace, labels, port)
+	return by
 }

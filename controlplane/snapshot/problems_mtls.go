@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
-	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -133,21 +132,23 @@ func (c *checker) withoutSidecar() {
 			continue
 		}
 		for _, e := range c.s.Registry.Endpoints(svc) {
-			if e.Workload == "" || e.MTLS || c.isGateway(e.Labels) || c.s.peerAuth.mode(e.Namespace, e.Labels, e.Port) != Strict {
+			mode, by := c.s.peerAuth.decide(e.Namespace, e.Labels, e.Port)
+			if mode != Strict || e.Workload == "" || e.MTLS || c.isGateway(e.Labels) {
 				continue
 			}
-			if r := c.peerAuthOf(e.Namespace, e.Labels); r != nil {
-				if bare[r] == nil {
-					bare[r] = map[string]bool{}
-				}
-				bare[r][e.Namespace+"/"+e.Workload] = true
+			if bare[by] == nil {
+				bare[by] = map[string]bool{}
 			}
+			bare[by][e.Namespace+"/"+e.Workload] = true
 		}
 	}
 	for _, r := range c.s.resources[config.PeerAuthentication] {
 		if names := bare[r]; len(names) > 0 {
-			sorted := mapNames(names)
-			c.find(config.StrictWithoutSidecar, r, "spec.mtls.mode", "STRICT",
+			sorted, field := mapNames(names), "spec.mtls.mode"
+			if peerSpec(r).GetMtls().GetMode() != Strict {
+				field = "spec.portLevelMtls"
+			}
+			c.find(config.StrictWithoutSidecar, r, field, "STRICT",
 				fmt.Sprintf("%d workloads have no sidecar, so that nobody keeps it there: %s", len(names), strings.Join(head(sorted, 5), ", ")),
 				"give them sidecars, or say so if they have one: by a serviceAccount, or the label security.istio.io/tlsMode: istio")
 		}
@@ -165,34 +166,4 @@ func mapNames(set map[string]bool) []string {
 
 func (c *checker) isGateway(labels map[string]string) bool {
 	return slices.ContainsFunc(c.s.gateways, func(g Gateway) bool { return Selects(g.Spec.GetSelector(), labels) })
-}
-
-// peerAuthOf is the document that decides what a workload accepts; nil when none does.
-func (c *checker) peerAuthOf(namespace string, labels map[string]string) *config.Resource {
-	return c.s.PeerAuthentication(namespace, labels)
-}
-
-// PeerAuthentication is the document that decides what a workload with these labels accepts, but for its ports; nil when
-// none does.
-func (s *Snapshot) PeerAuthentication(namespace string, labels map[string]string) *config.Resource {
-	var byNamespace, byMesh *config.Resource
-	for _, r := range oldestFirst(s.resources[config.PeerAuthentication]) {
-		spec := r.Spec.(*security.PeerAuthentication)
-		selector := spec.GetSelector().GetMatchLabels()
-		set := spec.GetMtls().GetMode() != security.PeerAuthentication_MutualTLS_UNSET
-		switch {
-		case r.Namespace == namespace && len(selector) > 0:
-			if set && Selects(selector, labels) {
-				return r
-			}
-		case r.Namespace == namespace && byNamespace == nil && set:
-			byNamespace = r
-		case r.Namespace == s.Mesh.GetRootNamespace() && len(selector) == 0 && byMesh == nil && set:
-			byMesh = r
-		}
-	}
-	if byNamespace != nil {
-		return byNamespace
-	}
-	return byMesh
 }
