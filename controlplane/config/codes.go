@@ -125,7 +125,7 @@ var codes = []CodeInfo{
 	{UnknownProvider, "unknown provider", "A policy or Telemetry names an extension provider that the mesh configuration does not define, or that cannot be reached: what a policy's rules match is denied; logs, traces and metrics are not made.", "Add the provider to extensionProviders of the mesh configuration, or correct its name."},
 
 	{HostTaken, "host taken", "Two VirtualServices have routes for one host; sidecars follow the older one only.", "Put all routes of the host into one VirtualService, or delegate."},
-	{UnreachableRoute, "unreachable route", "A route or match is never reached, since one before it takes all that it matches.", "Move the more special match first, or remove it."},
+	{UnreachableRoute, "unreachable route", "A route or match is never reached: one before it takes all that it matches, or it is for a gateway, a port or requests of a delegating route that do not come to it.", "Move the more special match first, correct what it asks for, or remove it."},
 	{RuleShadowed, "rule shadowed", "Two DestinationRules of one namespace have a traffic policy for one host; that of the older one counts.", "Join them into one DestinationRule."},
 	{GatewayOverlap, "gateways overlap", "Two servers of Gateways for the same proxies claim one host on one port; the older one has it.", "Give the host to one of them."},
 	{GatewayPortMixed, "gateway port mixed", "Two servers of Gateways for the same proxies use one port with protocols that cannot share it.", "Use another port for one of them."},

@@ -14,8 +14,7 @@ import (
 type workload struct {
 	resource *config.Resource
 	entry    *networking.WorkloadEntry
-	// labels are the entry's, and above them those of its metadata, as Istio merges them.
-	labels map[string]string
+	labels   map[string]string
 }
 
 func newWorkload(r *config.Resource) *workload {
@@ -23,13 +22,20 @@ func newWorkload(r *config.Resource) *workload {
 	if !ok {
 		return nil
 	}
-	labels := entry.GetLabels()
+	return &workload{resource: r, entry: entry, labels: WorkloadLabels(r)}
+}
+
+// WorkloadLabels are the labels of a WorkloadEntry, and above them those of its metadata, as Istio merges them.
+func WorkloadLabels(r *config.Resource) map[string]string {
+	labels := r.Spec.(*networking.WorkloadEntry).GetLabels()
 	if len(r.Labels) > 0 {
-		labels = make(map[string]string, len(entry.GetLabels())+len(r.Labels))
-		maps.Copy(labels, entry.GetLabels())
+		labels = maps.Clone(labels)
+		if labels == nil {
+			labels = make(map[string]string, len(r.Labels))
+		}
 		maps.Copy(labels, r.Labels)
 	}
-	return &workload{resource: r, entry: entry, labels: labels}
+	return labels
 }
 
 // label is one label of a workload.

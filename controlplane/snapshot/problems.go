@@ -173,9 +173,22 @@ func (c *checker) rules(v *VirtualService) {
 	}
 	c.routes(v)
 	for i, r := range v.Spec.GetHttp() {
-		if r.GetDelegate() != nil && c.w.virtualServices.others.find(v.Resource, r.GetDelegate()) == nil {
-			c.find(config.UnknownDelegate, v.Resource, fmt.Sprintf("spec.http[%d].delegate", i), r.GetDelegate().GetName(),
+		if r.GetDelegate() == nil {
+			continue
+		}
+		at := fmt.Sprintf("spec.http[%d].delegate", i)
+		to := c.w.virtualServices.others.find(v.Resource, r.GetDelegate())
+		if to == nil {
+			c.find(config.UnknownDelegate, v.Resource, at, r.GetDelegate().GetName(),
 				"there is no such VirtualService without hosts, or it is not exported to here: the route is left out", "add it, or correct the name and namespace")
+			continue
+		}
+		for j, own := range to.Spec.(*networking.VirtualService).GetHttp() {
+			if _, possible := joinMatches(r.GetMatch(), own.GetMatch()); !possible {
+				c.find(config.UnreachableRoute, v.Resource, at, r.GetDelegate().GetName(),
+					fmt.Sprintf("spec.http[%d] of the delegate is left out: its match cannot be joined with that of this route", j),
+					"let the delegate ask for what this route takes: a path that begins with its prefix, the same value of what both name")
+			}
 		}
 	}
 }
@@ -325,13 +338,33 @@ func (c *checker) sidecars() {
 	for _, r := range c.s.resources[config.Sidecar] {
 		spec := r.Spec.(*networking.Sidecar)
 		for i, listener := range spec.GetIngress() {
-			c.serverCredentials(r, fmt.Sprintf("spec.ingress[%d].tls", i), listener.GetTls())
+			at := fmt.Sprintf("spec.ingress[%d].tls", i)
+			c.serverCredentials(r, at, listener.GetTls())
+			if listener.GetTls() != nil {
+				c.ownTLS(r, at, spec.GetWorkloadSelector().GetLabels(), listener.GetPort().GetNumber())
+			}
 		}
 		for i, listener := range spec.GetEgress() {
 			for j, host := range listener.GetHosts() {
 				c.egressHost(r, fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), host)
 			}
 		}
+	}
+}
+
+// ownTLS tells of TLS that a Sidecar has end at a port where none of its workloads has the mesh's own disabled.
+func (c *checker) ownTLS(r *config.Resource, field string, labels map[string]string, port uint32) {
+	mode := c.s.peerAuth.mode(r.Namespace, labels, port)
+	found, _ := c.s.Registry.Workloads(r.Namespace, labels)
+	for _, w := range found {
+		if mode == Disable {
+			break
+		}
+		mode = c.s.peerAuth.mode(r.Namespace, registry.WorkloadLabels(w), port)
+	}
+	if mode != Disable {
+		c.warn(r, field, "", fmt.Sprintf("has no effect: the port accepts the mesh's TLS (%s)", mode),
+			fmt.Sprintf("set portLevelMtls of the workloads' PeerAuthentication to DISABLE for port %d", port))
 	}
 }
 

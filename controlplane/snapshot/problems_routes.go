@@ -8,6 +8,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
 // maxCompared bounds how many of the matches before one are looked at: comparing all with all of a very long list would
@@ -71,12 +72,14 @@ func (e earlier[M]) String() string {
 
 // unreachable tells of a route, or of single matches of it, that those before take all of, and gives the longer list of
 // those before.
-func unreachable[M any](c *checker, v *VirtualService, at routeAt, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
+func unreachable[M place](c *checker, v *VirtualService, at routeAt, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
 	var own []earlier[M]
 	for j, m := range matches {
-		own = append(own, earlier[M]{match: m, route: at, at: j})
+		if e := (earlier[M]{match: m, route: at, at: j}); !c.nowhere(v, m, e) {
+			own = append(own, e)
+		}
 	}
-	if len(own) == 0 {
+	if len(matches) == 0 {
 		own = []earlier[M]{{route: at, at: -1}}
 	}
 	by := make([]*earlier[M], len(own))
@@ -89,7 +92,7 @@ func unreachable[M any](c *checker, v *VirtualService, at routeAt, matches []M, 
 	}
 	const remedy = "move it before the one that takes its requests, or remove it"
 	switch {
-	case lost == len(own):
+	case lost > 0 && lost == len(own) && lost == max(len(matches), 1):
 		c.find(config.UnreachableRoute, v.Resource, at.String(), "", fmt.Sprintf("the route is never reached: %v takes all that it matches", by[0]), remedy)
 	case lost > 0:
 		for j := range own {
@@ -102,6 +105,53 @@ func unreachable[M any](c *checker, v *VirtualService, at routeAt, matches []M, 
 		before = append(before, own...)
 	}
 	return before
+}
+
+// place is what all kinds of matches say of who calls, and where that arrives.
+type place interface {
+	fromSource
+	GetPort() uint32
+}
+
+// nowhere tells of a match that nothing meets: it is for gateways that the rule is not bound to, or for a port that nothing has
+// which it is bound to.
+func (c *checker) nowhere(v *VirtualService, m place, at fmt.Stringer) bool {
+	if len(v.Gateways) == 0 {
+		return false // a delegate
+	}
+	bound := v.Gateways
+	if named := m.GetGateways(); len(named) > 0 {
+		bound = slices.DeleteFunc(slices.Clone(bound), func(g string) bool {
+			return !slices.ContainsFunc(named, func(name string) bool { return GatewayName(name, v.Namespace) == g })
+		})
+		if len(bound) == 0 {
+			c.find(config.UnreachableRoute, v.Resource, at.String()+".gateways", strings.Join(named, ", "),
+				"the match is never reached: the VirtualService is not bound to it", "name it in spec.gateways too, or correct the name")
+			return true
+		}
+	}
+	if port := m.GetPort(); port != 0 && !slices.ContainsFunc(bound, func(g string) bool { return c.mayArrive(v, g, port) }) {
+		c.find(config.UnreachableRoute, v.Resource, at.String()+".port", fmt.Sprint(port),
+			"the match is never reached: nothing that the VirtualService is for has this port", "use the port of the Service, not its targetPort; at a gateway, that of the server")
+		return true
+	}
+	return false
+}
+
+// mayArrive says whether something may come to a port of a gateway, or of a rule's hosts at sidecars. Of what is not known
+// nothing bad is supposed.
+func (c *checker) mayArrive(v *VirtualService, gateway string, port uint32) bool {
+	if gateway != MeshGateway {
+		i := slices.IndexFunc(c.s.gateways, func(g Gateway) bool { return g.FullName() == gateway })
+		return i < 0 || slices.ContainsFunc(c.s.gateways[i].Spec.GetServers(), func(s *networking.Server) bool { return s.GetPort().GetNumber() == port })
+	}
+	return slices.ContainsFunc(v.Hosts, func(host string) bool {
+		services := c.w.byHost[host]
+		return len(services) == 0 || slices.ContainsFunc(services, func(svc *registry.Service) bool {
+			_, has := svc.Port(port)
+			return has
+		})
+	})
 }
 
 // coversHTTP says whether all requests that b takes are taken by a too. In doubt it says no.

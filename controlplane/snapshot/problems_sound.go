@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -21,7 +22,7 @@ type soundness struct {
 	to        map[*VirtualService]leads
 }
 
-// leads is what a VirtualService leads to.
+// leads is what a VirtualService is for and leads to.
 type leads struct {
 	hosts             []string // full names
 	subsets, gateways bool
@@ -39,7 +40,7 @@ func (c *checker) isSound(v *VirtualService) {
 	if v.delegates() {
 		return // what these say may change
 	}
-	var to leads
+	to := leads{hosts: slices.Clone(v.Hosts)}
 	for d := range destinations(v.Spec) {
 		to.hosts = append(to.hosts, c.w.resolve(d.destination.GetHost(), v.Namespace))
 		to.subsets = to.subsets || d.destination.GetSubset() != ""
