@@ -154,6 +154,9 @@ type metadata struct {
 	Scope        string `json:"PILOTFISH_SCOPE"`
 }
 
+// maxMetadataName bounds the names that the node says of its workload, as Kubernetes does.
+const maxMetadataName = 253
+
 // ParseProxy reads a proxy from the node of its first request. identity is the SPIFFE ID that it proved, or empty on a
 // connection that proves none; a node that claims to be someone else is an error, and so is one that asks for what is
 // not offered.
@@ -165,6 +168,13 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	p, err := parseID(node.GetId())
 	if err != nil {
 		return nil, err
+	}
+	for field, name := range map[string]string{
+		"NAME": cmp.Or(m.Name, p.Name), "NAMESPACE": cmp.Or(m.Namespace, p.Namespace), "SERVICE_ACCOUNT": m.ServiceAccount, "WORKLOAD_NAME": m.Workload,
+	} {
+		if len(name) > maxMetadataName {
+			return nil, fmt.Errorf("node of %s: metadata %s has %d bytes, and names have %d at most", p.Address, field, len(name), maxMetadataName)
+		}
 	}
 	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
 	p.Metadata = textOf(node.GetMetadata())

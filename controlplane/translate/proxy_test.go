@@ -54,6 +54,7 @@ func TestNodeThatCannotBeServedIsToldWhatToDo(t *testing.T) {
 		"has not the form host:port=address:port":                  node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
 		"has not the form port=address:port":                       node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
 		"metadata INSTANCE_IPS":                                    node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
+		"metadata WORKLOAD_NAME has 254 bytes":                     node(t, "sidecar a.b 127.0.9.1 WORKLOAD_NAME="+strings.Repeat("a", 254)),
 		"metadata POD_PORTS":                                       node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
 		`its id says "prod", and its metadata NAMESPACE "default"`: {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("default")}}},
 		`its id says "x", and its metadata NAME "y"`:               {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("y")}}},

@@ -2,6 +2,7 @@ package xds
 
 import (
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -40,7 +41,7 @@ func (c *connection) await(names []string) bool {
 	}
 	for _, name := range names {
 		if len(c.waiting) < maxWaiting || c.waiting[name] != nil {
-			c.waiting[name] = &waiting{}
+			c.waiting[strings.Clone(name)] = &waiting{}
 		}
 	}
 	return true
@@ -157,7 +158,9 @@ func (c *connection) answering(r *response) {
 		}
 	}
 	for _, name := range answered {
-		c.waiting[name].nonce = r.nonce
+		if w := c.waiting[name]; w != nil { // and not one too many
+			w.nonce = r.nonce
+		}
 	}
 }
 

@@ -133,6 +133,9 @@ func (c *connection) run(first *request) error {
 	if first.node.GetId() == "" {
 		return status.Error(codes.InvalidArgument, "the first request of a stream has to carry the node with its id")
 	}
+	if err := checkNode(first); err != nil {
+		return err
+	}
 	c.node = first.node.GetId()
 	proxy, err := c.server.cfg.Source.Connect(c.ctx, first.node, c.peer)
 	if err != nil {
@@ -235,7 +238,7 @@ func (c *connection) handle(r *request) error {
 	if c.settling {
 		c.settle.Reset(c.server.cfg.Settle)
 	}
-	if c.tooEarly(r) {
+	if c.tooEarly(r) && len(c.deferred) < maxDeferred {
 		c.deferred = append(c.deferred, r)
 		c.late.Reset(c.server.cfg.Settle)
 		return nil

@@ -76,7 +76,7 @@ func (c *connection) answered(sub *subscription, r *request) *sent {
 
 // settled notes what differs after an answer, and tells the client's Proxy of it, if it wants to know.
 func (c *connection) settled(sub *subscription, answer *sent, r *request, since time.Time) {
-	if answer == nil || !served(sub.typeURL) {
+	if answer == nil {
 		return
 	}
 	if sub.typeURL == ListenerType && r.refusal == nil && len(answer.resources) > 0 {
@@ -120,7 +120,7 @@ func (c *connection) reconsiderExtensions() {
 // blame asks what rejected resources were made of. That it cannot be told is no reason to end a stream.
 func (c *connection) blame(typeURL string, r *Rejection, since time.Time) (from []Blamed) {
 	blamer, ok := c.proxy.(Blamer)
-	if !ok || !served(typeURL) {
+	if !ok {
 		return nil
 	}
 	defer func() {
@@ -150,7 +150,7 @@ func clip(names []string) []string {
 
 // generate has the client's resources made, while few others do so. An error is booked and logged here.
 func (c *connection) generate(sub *subscription, wildcard bool, names []string) ([]*Resource, error) {
-	if !served(sub.typeURL) || (!wildcard && len(names) == 0) {
+	if !wildcard && len(names) == 0 {
 		return nil, nil
 	}
 	release, err := c.generator()

@@ -10,9 +10,15 @@ const wildcardName = "*"
 
 // handleDelta books what a delta request says, and answers what it asks.
 func (c *connection) handleDelta(r *request) error {
-	if silent(r.typeURL) {
+	switch {
+	case silent(r.typeURL):
 		c.report(r)
 		return nil
+	case !served(r.typeURL):
+		return c.answerNone(r)
+	}
+	if err := checkClaims(r); err != nil {
+		return err
 	}
 	if r.typeURL == RouteType || r.typeURL == VirtualHostType {
 		if err := c.arrive(r); err != nil {
@@ -31,8 +37,10 @@ func (c *connection) handleDelta(r *request) error {
 	}
 	accepted := sub.ackedAt
 	answer := c.answered(sub, r)
+	excess := sub.bound(r)
 	a := sub.subscribeDelta(r, fresh)
 	c.mu.Unlock()
+	c.tell(sub, excess)
 	c.settled(sub, answer, r, accepted)
 	if p, ok := c.proxy.(Resumer); ok && fresh {
 		p.Resume(r.typeURL, r.comesWith())
@@ -49,7 +57,10 @@ func (c *connection) handleDelta(r *request) error {
 			return err
 		}
 	}
-	return c.answer(sub, a, fresh)
+	if err := c.answer(sub, a, fresh); err != nil {
+		return err
+	}
+	return c.answerExcess(sub, excess)
 }
 
 // comesWith are the names of what the client has, sorted.
@@ -143,6 +154,9 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 // held is the page that holds these names, if there is one.
 func (s *subscription) take(names []string, held *page, has map[string]string) (asked ledger) {
 	first := s.names.len() == 0
+	if !first || len(names) < pageSize {
+		names = cloned(names)
+	}
 	if first && held != nil {
 		s.names.share(held)
 	} else {
@@ -233,7 +247,7 @@ func without(names ledger, resources []*Resource) []string {
 	for _, r := range resources {
 		delete(left, r.Name)
 	}
-	return mapKeys(left)
+	return cloned(mapKeys(left))
 }
 
 func only(resources []*Resource, names ledger) []*Resource {

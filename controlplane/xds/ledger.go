@@ -18,6 +18,7 @@ type ledger struct {
 	shared *page
 	own    map[string]entry
 	size   int
+	bytes  int    // of all names and versions, with nameCost for each
 	sum    uint64 // of all names and versions, in whatever order they came
 }
 
@@ -31,6 +32,7 @@ type entry struct {
 type page struct {
 	versions map[string]string
 	names    []string // sorted
+	bytes    int
 	sum      uint64
 }
 
@@ -77,10 +79,13 @@ func (l *ledger) set(name, version string) {
 		return
 	case had:
 		l.sum -= hashEntry(name, old)
+		l.bytes -= len(old)
 	default:
 		l.size++
+		l.bytes += len(name) + nameCost
 	}
 	l.sum += hashEntry(name, version)
+	l.bytes += len(version)
 	if l.shared != nil {
 		if v, ok := l.shared.versions[name]; ok && v == version {
 			delete(l.own, name)
@@ -114,7 +119,9 @@ func (l *ledger) adopt(p *pages, n int, all iter.Seq2[string, string]) {
 }
 
 // share makes an empty ledger hold what a page holds.
-func (l *ledger) share(p *page) { *l = ledger{shared: p, size: len(p.versions), sum: p.sum} }
+func (l *ledger) share(p *page) {
+	*l = ledger{shared: p, size: len(p.versions), bytes: p.bytes, sum: p.sum}
+}
 
 // copy is one that can change by itself.
 func (l *ledger) copy() ledger {
@@ -147,6 +154,7 @@ func (l *ledger) remove(name string) {
 		return
 	}
 	l.size--
+	l.bytes -= len(name) + len(old) + nameCost
 	l.sum -= hashEntry(name, old)
 	if l.shared != nil {
 		if _, there := l.shared.versions[name]; there {
@@ -229,7 +237,7 @@ func (p *pages) of(l *ledger) *page {
 	if found := p.bySum[l.sum].Value(); found != nil && found.is(l) {
 		return found
 	}
-	made := &page{versions: make(map[string]string, l.size), names: l.sorted(), sum: l.sum}
+	made := &page{versions: make(map[string]string, l.size), names: l.sorted(), bytes: l.bytes, sum: l.sum}
 	for name, version := range l.all {
 		made.versions[name] = version
 	}

@@ -32,6 +32,17 @@ func TestLedgerIsAMap(t *testing.T) {
 				t.Fatalf("seed %d: %s is %q %v of %d, and not %q of %d", seed, name, v, ok, l.len(), m[name], len(m))
 			}
 		}
+		bytes := 0
+		for name, version := range m {
+			bytes += len(name) + len(version) + nameCost
+		}
+		if l.settle(&shared); l.bytes != bytes {
+			t.Fatalf("seed %d: it takes %d bytes, and not %d", seed, l.bytes, bytes)
+		}
+		var again ledger
+		if again.adopt(&shared, len(m), maps.All(m)); again.bytes != bytes {
+			t.Fatalf("seed %d: adopted it takes %d bytes, and not %d", seed, again.bytes, bytes)
+		}
 		if got := maps.Collect(l.all); !maps.Equal(got, m) || !slices.Equal(l.sorted(), mapKeys(m)) {
 			t.Fatalf("seed %d: %v, and not %v", seed, got, m)
 		}

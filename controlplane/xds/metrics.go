@@ -8,11 +8,11 @@ import (
 
 // metrics bear istiod's names where it has the same thing, so that its dashboards work.
 type metrics struct {
-	clients                                        prometheus.Gauge
-	sendTimeouts, turnedAway                       prometheus.Counter
-	queueTime, convergence                         prometheus.Histogram
-	pushes, rejects, expiredNonces, generateErrors *prometheus.CounterVec
-	generateTime, size                             *prometheus.HistogramVec
+	clients                                                      prometheus.Gauge
+	sendTimeouts, turnedAway                                     prometheus.Counter
+	queueTime, convergence                                       prometheus.Histogram
+	pushes, rejects, expiredNonces, generateErrors, namesRefused *prometheus.CounterVec
+	generateTime, size                                           *prometheus.HistogramVec
 }
 
 func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
@@ -30,6 +30,7 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 		pushes:         counters("pilot_xds_pushes", "Responses sent, by type."),
 		rejects:        counters("pilot_total_xds_rejects", "Responses that clients rejected, by type."),
 		expiredNonces:  counters("pilot_xds_expired_nonce", "Answers to responses that nobody remembers, by type."),
+		namesRefused:   counters("pilotfish_xds_names_refused_total", "Names that clients asked for and that are too long, or too many, to be subscribed to, by type."),
 		generateErrors: counters("pilot_total_xds_internal_errors", "Resources that could not be generated, by type."),
 		generateTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "pilot_xds_push_time",
 			Help: "Seconds to generate the resources of one type for one client.", Buckets: seconds}, []string{"type"}),
@@ -40,7 +41,7 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 		return m, nil
 	}
 	for _, c := range []prometheus.Collector{m.clients, m.sendTimeouts, m.turnedAway, m.queueTime, m.convergence, m.pushes, m.rejects,
-		m.expiredNonces, m.generateErrors, m.generateTime, m.size} {
+		m.expiredNonces, m.generateErrors, m.namesRefused, m.generateTime, m.size} {
 		if err := registerer.Register(c); err != nil {
 			return nil, err
 		}

@@ -28,7 +28,7 @@ func (c *connection) note(touches Touches, since time.Time) {
 	defer c.mu.Unlock()
 	for typeURL, sub := range c.subs {
 		t, concerned := touches[typeURL]
-		if !concerned && sub.failed == nil || !served(typeURL) {
+		if !concerned && sub.failed == nil {
 			continue
 		}
 		if len(c.dirty) == 0 {
@@ -113,7 +113,7 @@ func (c *connection) clean(typeURL string) {
 
 // busy says for how long still to wait for the client's answer to the last response of a type; 0 is not at all.
 func (c *connection) busy(sub *subscription) time.Duration {
-	if len(sub.outstanding) == 0 || !served(sub.typeURL) {
+	if len(sub.outstanding) == 0 {
 		return 0
 	}
 	return max(0, c.server.cfg.Await-time.Since(sub.outstanding[len(sub.outstanding)-1].at))

@@ -20,7 +20,7 @@ func TestReconnectWithEverythingIsLeftInPeace(t *testing.T) {
 	c.resume(lds, nil, map[string]string{"l1": "1", "l2": "1"})
 	c.resume(rds, []string{"r1"}, map[string]string{"r1": "1"})
 	c.silence()
-	st := r.only("in sync", func(s ClientStatus) bool { return s.InSync && len(s.Types) == 5 })
+	st := r.only("in sync", func(s ClientStatus) bool { return s.InSync && len(s.Types) == 4 })
 	if got := typeOf(st, cds).Resources; got != 2 {
 		t.Fatalf("the client is thought to have %d clusters, want 2", got)
 	}

@@ -4,12 +4,16 @@ import "slices"
 
 // handleSotw books what a state-of-the-world request says, and answers what it asks.
 func (c *connection) handleSotw(r *request) error {
-	if silent(r.typeURL) {
+	switch {
+	case silent(r.typeURL):
 		c.report(r)
 		return nil
+	case !served(r.typeURL):
+		return c.answerNone(r)
 	}
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
+	excess := sub.bound(r)
 	// Only the answer to the last response says what the client wants now; an older one is overtaken by another that
 	// is on its way.
 	current := r.nonce == "" || (sub.last != nil && r.nonce == sub.last.nonce)
@@ -23,6 +27,7 @@ func (c *connection) handleSotw(r *request) error {
 	}
 	added, changed := sub.subscribeSotw(r)
 	c.mu.Unlock()
+	c.tell(sub, excess)
 	c.settled(sub, answer, r, accepted)
 	switch {
 	case fresh || r.nonce == "":

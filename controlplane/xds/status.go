@@ -127,10 +127,7 @@ func rank(typeURL string) int {
 func (s *subscription) status() TypeStatus {
 	st := TypeStatus{
 		TypeURL: s.typeURL, Wildcard: s.wildcard, Names: slices.Clone(s.names.sorted()), Rejected: s.rejected(),
-		Removing: len(s.removing),
-	}
-	if served(s.typeURL) { // who was told that there is nothing need not confirm it
-		st.Unanswered = len(s.outstanding)
+		Removing: len(s.removing), Unanswered: len(s.outstanding),
 	}
 	for _, version := range s.known.all {
 		if version != unsure {

@@ -11,6 +11,8 @@ import (
 const (
 	// maxOutstanding bounds the responses that are remembered until the client answers them.
 	maxOutstanding = 512
+	// maxOutstandingNames bounds the names of what these remove, but for the last one's: a client can ask for any.
+	maxOutstandingNames = 100_000
 	// maxParts is how many responses a refused response's resources are spread over when they are sent again.
 	maxParts = 8
 	// unsure is the version of what the client may or may not have: after a NACK only the client knows.
@@ -43,6 +45,7 @@ type subscription struct {
 	ackedAt     time.Time
 	rejection   *Rejection // the last one
 	refusals    refusals
+	excessTold  bool // it was told of names that are not subscribed to
 }
 
 // sent is a response that was sent.
@@ -197,11 +200,21 @@ func (s *subscription) record(r *response, full bool) *sent {
 	}
 	s.known.settle(s.pages)
 	s.last = b.told()
-	if len(s.outstanding) == maxOutstanding {
-		s.outstanding = slices.Delete(s.outstanding, 0, 1)
-	}
 	s.outstanding = append(s.outstanding, b)
+	s.forgetUnanswered()
 	return b
+}
+
+// forgetUnanswered lets go of the oldest responses, where the client answers none.
+func (s *subscription) forgetUnanswered() {
+	names, last := 0, len(s.outstanding)-1
+	for i, b := range slices.Backward(s.outstanding) {
+		names += len(b.removed)
+		if i < last && names > maxOutstandingNames || last-i == maxOutstanding {
+			s.outstanding = slices.Delete(s.outstanding, 0, i+1)
+			return
+		}
+	}
 }
 
 func (b *sent) told() *sent { return &sent{nonce: b.nonce, version: b.version, at: b.at} }
