@@ -94,6 +94,8 @@ type bookshop struct {
 	cfg     controlplane.Config
 	plane   *plane
 	envoy   *envoytest.Envoy
+	// proves: the Envoys that are started later on prove to be the caller's.
+	proves bool
 	// envoyVersion is that of the Envoys that are started later on.
 	envoyVersion string
 }

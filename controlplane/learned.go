@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -23,7 +24,8 @@ const (
 	maxLearnedOfAll = 200_000
 )
 
-// learned is which clusters each workload was seen to ask for, and when last: what its instances start with.
+// learned is which clusters each workload was seen to ask for, and when last: what its instances start with. A nil one is of
+// a proxy that proved no identity: it knows nothing and learns nothing, or anybody could fill another workload's.
 type learned struct {
 	now  func() time.Time
 	file stateFile
@@ -59,6 +61,9 @@ func openLearned(path string, now func() time.Time, log *slog.Logger) *learned {
 
 // of gives what the workload asked for not too long ago.
 func (l *learned) of(workload string) []string {
+	if l == nil {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	names := l.workloads[workload]
@@ -76,6 +81,9 @@ func (l *learned) of(workload string) []string {
 }
 
 func (l *learned) note(workload, name string) {
+	if l == nil {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, known := l.workloads[workload][name]
@@ -87,6 +95,7 @@ func (l *learned) note(workload, name string) {
 			l.forgetOldest()
 		}
 		l.size++
+		name = strings.Clone(name)
 	}
 	if l.workloads[workload] == nil {
 		l.workloads[workload] = map[string]time.Time{}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -63,9 +64,31 @@ func openScopedWith(t *testing.T, network, envoyVersion string, timeout time.Dur
 	return b
 }
 
+// proving has the Envoy of a bootstrap connect to the secure port, with a token of the caller's service account.
+func (b *bookshop) proving(bootstrap string) string {
+	for _, with := range [][2]string{
+		{"NAMESPACE: default,", "NAMESPACE: default, SERVICE_ACCOUNT: caller,"},
+		{"[{envoy_grpc: {cluster_name: xds-grpc}}]", fmt.Sprintf(`[{envoy_grpc: {cluster_name: xds-grpc}, initial_metadata: [{key: authorization, value: "Bearer %s"}]}]`,
+			b.plane.token("default", "caller"))},
+		{"    load_assignment: {cluster_name: xds-grpc,", fmt.Sprintf(`    transport_socket:
+      name: tls
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+        sni: istiod.istio-system.svc
+        common_tls_context: {alpn_protocols: [h2], validation_context: {trusted_ca: {inline_string: %q}}}
+    load_assignment: {cluster_name: xds-grpc,`, b.plane.Authority().RootPEM())},
+	} {
+		bootstrap = strings.Replace(bootstrap, with[0], with[1], 1)
+	}
+	return bootstrap
+}
+
 func (b *bookshop) startEnvoy() {
 	b.t.Helper()
-	at := b.plane.PlainAddr()
+	at, bootstrap := b.plane.PlainAddr(), bootstrap
+	if b.proves {
+		at, bootstrap = b.plane.SecureAddr(), b.proving(bootstrap)
+	}
 	with := strings.Replace(bootstrap, "INTERCEPTION_MODE: NONE", fmt.Sprintf(`INTERCEPTION_MODE: NONE, UPSTREAM_LISTENERS: "db.default.svc.cluster.local:5432=%s.2:5432"`, b.network), 1)
 	b.envoy = envoytest.Start(b.t, testenv.EnvoyOf(b.t, b.envoyVersion), b.t.TempDir(), fmt.Sprintf(with, b.network+".2", b.network+".3", at.Addr(), at.Port()))
 	testenv.Eventually(b.t, "Envoy listens", func() error {
@@ -173,6 +196,7 @@ func TestSidecarHoldsWhatItsWorkloadUses(t *testing.T) {
 
 func TestWhatASidecarHoldsOutlivesTheControlPlaneAndItself(t *testing.T) {
 	b := openScoped(t, "127.172.101")
+	b.restartEnvoy(true)
 	b.atOnce("reviews", "reviews-v1")
 	b.atOnce("ratings", "ratings-v1")
 	held := b.holds()
@@ -196,12 +220,39 @@ func TestWhatASidecarHoldsOutlivesTheControlPlaneAndItself(t *testing.T) {
 	write(t, filepath.Join(b.dir, "workloads.yaml"), b.workload("ratings-v9", b.network+".30")+"---"+b.workload("reviews-v9", b.network+".31"))
 	b.answers("ratings", "ratings-v9")
 
-	if err := b.envoy.Stop(); err != nil {
-		t.Fatal(err)
+	b.restartEnvoy(false)
+	if got := b.holds(); got != "" {
+		t.Errorf("who does not prove to be the workload starts with %s", got)
 	}
-	b.startEnvoy()
+	b.restartEnvoy(true)
 	if got := b.holds(); !strings.Contains(got, "v2|reviews") || !strings.Contains(got, "|ratings") {
 		t.Errorf("a new Envoy of the workload starts with %s", got)
+	}
+}
+
+// restartEnvoy replaces the caller's Envoy by a new one.
+func (b *bookshop) restartEnvoy(proves bool) {
+	b.t.Helper()
+	if err := b.envoy.Stop(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.proves = proves
+	b.startEnvoy()
+}
+
+// TestNobodyWritesToWhatAWorkloadUses who does not prove to be that workload, as on the plaintext port.
+func TestNobodyWritesToWhatAWorkloadUses(t *testing.T) {
+	b := openScoped(t, "127.172.110")
+	b.atOnce("reviews", "reviews-v1")
+	b.restartEnvoy(true)
+	if got := b.holds(); got != "" {
+		t.Errorf("the workload starts with %s, which another said that it uses", got)
+	}
+	b.atOnce("ratings", "ratings-v1")
+	b.plane.stop()
+	kept, err := os.ReadFile(filepath.Join(b.cfg.StateDir, "learned"))
+	if err != nil || strings.Contains(string(kept), "reviews") || !strings.Contains(string(kept), `"default/caller/caller"`) {
+		t.Errorf("it is kept that workloads use %s, %v", kept, err)
 	}
 }
 

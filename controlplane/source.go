@@ -52,9 +52,18 @@ func (s source) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (
 		connected.trials = newTrials(p, s.journal, s.told, s.log)
 	}
 	if p.OnDemand { // by the labels that it has now
-		connected.onDemand = newOnDemand(p, s.learned)
+		connected.onDemand = newOnDemand(p, s.learnedBy(p))
 	}
 	return connected, nil
+}
+
+// learnedBy is where it is kept what a proxy's workload uses.
+func (s source) learnedBy(p *translate.Proxy) *learned {
+	if p.Proven {
+		return s.learned
+	}
+	s.log.Info("what the workload uses is not kept for its next start: it proves no service account; connect it to the port for xDS over TLS", "node", p.ID)
+	return nil
 }
 
 // register makes a workload that connects a member of its group. What the group's members have in common is the
