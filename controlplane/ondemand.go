@@ -44,7 +44,7 @@ func workloadOf(p *translate.Proxy) string {
 func (o *onDemand) resume(typeURL string, names []string) {
 	if typeURL == xds.VirtualHostType {
 		for _, name := range names {
-			o.holdHost(name)
+			o.resumeHost(name)
 		}
 		return
 	}
@@ -69,7 +69,7 @@ func (o *onDemand) hold(name string, real bool) {
 		}
 		o.vain++
 	}
-	o.has[name] = true
+	o.has[strings.Clone(name)] = true
 }
 
 func isOutbound(name string) bool { return strings.HasPrefix(name, "outbound|") }

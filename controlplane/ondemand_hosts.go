@@ -3,6 +3,7 @@ package controlplane
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -12,6 +13,10 @@ import (
 // maxUnknown bounds the hosts that the mesh does not know and a proxy asked for, of one route configuration. A proxy that
 // asks for more is given all hosts of the mesh, and one for all that are not: then it has nothing to ask any more.
 const maxUnknown = 100
+
+// maxNamed bounds all names of hosts that a proxy asked for, of one route configuration: known hosts have several, and patterns
+// stand for any number. A proxy that asks by more is given all hosts too.
+const maxNamed = 10_000
 
 // heldRoute is which virtual hosts of one route configuration a proxy holds.
 type heldRoute struct {
@@ -26,13 +31,19 @@ func (o *onDemand) holdHost(name string) {
 	if route == "" || host == "" {
 		return
 	}
-	r := o.route(route)
-	switch {
-	case translate.ForAllHosts(host):
-		r.all = true
-	case !r.all:
-		r.names[host] = true
+	if r := o.route(route); !r.all {
+		r.names[strings.Clone(host)] = true
 	}
+}
+
+// resumeHost takes up a virtual host that the proxy has. Only of what it has the name says that it has all: a request may name
+// any host.
+func (o *onDemand) resumeHost(name string) {
+	if route, host := xds.CutHost(name); route != "" && translate.ForAllHosts(host) {
+		o.route(route).all = true
+		return
+	}
+	o.holdHost(name)
 }
 
 func (o *onDemand) route(name string) *heldRoute {
@@ -95,7 +106,7 @@ func (o *onDemand) askOf(s *snapshot.Snapshot, route string, hosts []string) *tr
 			o.learned.note(o.workload, route+"/"+host)
 		}
 	}
-	if r := o.routes[route]; r != nil && !r.all && held.Unknown() > maxUnknown {
+	if r := o.routes[route]; r != nil && !r.all && (held.Unknown() > maxUnknown || len(r.names) > maxNamed) {
 		r.all = true
 		clear(r.names)
 		return o.held(s, route, hosts...)

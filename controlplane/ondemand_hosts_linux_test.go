@@ -184,6 +184,7 @@ func TestFirstRequestOfEachKindWaitsForItsHostAndIsAnswered(t *testing.T) {
 
 func TestHostsAreHeldWhenTheyWereUsed(t *testing.T) {
 	b := openScoped(t, "127.172.104")
+	b.restartEnvoy(true)
 	b.holdsHosts()
 	b.atOnce("reviews", "reviews-v1")
 	const reviews, ratings = "reviews.default.svc.cluster.local:9080", "ratings.default.svc.cluster.local:9080"
@@ -207,10 +208,7 @@ func TestHostsAreHeldWhenTheyWereUsed(t *testing.T) {
 	b.route("v1")
 	b.answers("reviews", "reviews-v1")
 	b.holdsHosts(ratings, reviews)
-	if err := b.envoy.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	b.startEnvoy()
+	b.restartEnvoy(true)
 	b.holdsHosts(ratings, reviews)
 	b.atOnce("reviews", "reviews-v1")
 }
@@ -302,6 +300,19 @@ spec:
 		}
 		return nil
 	})
+}
+
+// TestNamesOfWhatIsForAllHostsAreNoHosts: asked for by a request, they would bring all hosts.
+func TestNamesOfWhatIsForAllHostsAreNoHosts(t *testing.T) {
+	b := openScoped(t, "127.172.111")
+	for _, host := range []string{"allow_any", "Allow_Any", "block_all"} {
+		if got, err := b.request(false, http.MethodGet, host, nil); err == nil || !strings.Contains(err.Error(), "status 404") {
+			t.Errorf("a request for %s is answered by %q, %v", host, got, err)
+		}
+	}
+	b.holdsHosts()
+	b.atOnce("reviews", "reviews-v1")
+	b.holdsHosts("reviews.default.svc.cluster.local:9080")
 }
 
 // A pattern that is held is not taken for a host which has rules of its own, and was never called.

@@ -62,7 +62,8 @@ func (h *HeldHosts) add(name string) {
 	switch {
 	case h.all:
 		h.leads[name] = h.route + "/" + h.v.otherHosts().GetName()
-	case domain != "" && !strings.Contains(domain, "*"): // which would be a pattern for others
+	// A pattern would be for others too, and the name of what is for all hosts would be taken for that later.
+	case domain != "" && !strings.Contains(domain, "*") && !ForAllHosts(domain):
 		h.unknown[domain], h.leads[name] = true, h.route+"/"+domain
 	}
 }
