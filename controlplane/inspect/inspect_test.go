@@ -91,3 +91,34 @@ func TestTwoDirectoriesAreComparedWithoutAControlPlane(t *testing.T) {
 		}
 	}
 }
+
+// A table says what tells two routes or clusters apart.
+func TestTablesSayWhatRoutesAskForAndHowClustersConnect(t *testing.T) {
+	for _, c := range []struct {
+		part, kind, body string
+		want             []string
+	}{
+		{"routes", xds.RouteType, `{"name": "80", "virtualHosts": [{"name": "a", "domains": ["a"], "routes": [
+			{"match": {"path": "/q", "caseSensitive": false, "queryParameters": [{"name": "v", "stringMatch": {"exact": "1"}}, {"name": "w"}]}, "directResponse": {"status": 204}},
+			{"match": {"prefix": "/old", "headers": [{"name": "x", "stringMatch": {"prefix": "y"}, "invertMatch": true}]}, "redirect": {"schemeRedirect": "https", "hostRedirect": "b.example", "portRedirect": 8443, "pathRedirect": "/new"}}
+		]}]}`, []string{"/q ?v=1 ?w (in any case)  204", "/old* not x=y*            redirect https://b.example:8443/new"}},
+		{"clusters", xds.ClusterType, `{"name": "outbound|80||a", "type": "EDS", "transportSocketMatches": [
+			{"transportSocket": {"name": "envoy.transport_sockets.upstream_proxy_protocol", "typedConfig": {"transportSocket": {"name": "envoy.transport_sockets.tls", "typedConfig": {"commonTlsContext": {"tlsCertificateSdsSecretConfigs": [{}]}}}}}},
+			{"transportSocket": {"name": "envoy.transport_sockets.raw_buffer"}}
+		]}`, []string{"PROXY protocol, mutual TLS where there is a sidecar, else plaintext"}},
+	} {
+		body, err := parseTree([]byte(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		if err := WriteTable(&out, c.part, map[string][]Resource{c.kind: {{Body: body.v}}}); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("the table of %s lacks %q:\n%s", c.part, want, out.String())
+			}
+		}
+	}
+}

@@ -66,22 +66,38 @@ func clusters(w io.Writer, list []tree) {
 func upstreamTLS(c tree) string {
 	var ways []string
 	for _, m := range c.at("transportSocketMatches").list() {
-		way := "plaintext"
-		if strings.HasSuffix(m.at("transportSocket", "name").text(), "tls") {
-			way = "mutual TLS where there is a sidecar"
+		way := cmp.Or(socketTLS(m.at("transportSocket")), "plaintext")
+		if way == "mutual TLS" {
+			way += " where there is a sidecar"
 		}
-		ways = append(ways, way)
+		ways = append(ways, behindProxyHeader(m.at("transportSocket"), way))
 	}
 	if len(ways) > 0 {
 		return strings.Join(ways, ", else ")
 	}
-	if t := c.at("transportSocket"); strings.HasSuffix(t.at("name").text(), "tls") {
-		if len(t.at("typedConfig", "commonTlsContext", "tlsCertificateSdsSecretConfigs").list()) > 0 {
-			return "mutual TLS"
-		}
-		return "TLS"
+	return behindProxyHeader(c.at("transportSocket"), socketTLS(c.at("transportSocket")))
+}
+
+// socketTLS says which TLS a transport socket speaks, or the one within it; "" for none.
+func socketTLS(t tree) string {
+	if inner := t.at("typedConfig", "transportSocket"); inner.v != nil {
+		return socketTLS(inner)
 	}
-	return ""
+	switch {
+	case !strings.HasSuffix(t.at("name").text(), "tls"):
+		return ""
+	case len(t.at("typedConfig", "commonTlsContext", "tlsCertificateSdsSecretConfigs").list()) > 0:
+		return "mutual TLS"
+	}
+	return "TLS"
+}
+
+// behindProxyHeader adds that connections begin with a header of the PROXY protocol.
+func behindProxyHeader(t tree, way string) string {
+	if t.at("typedConfig", "transportSocket").v == nil {
+		return way
+	}
+	return "PROXY protocol, " + cmp.Or(way, "plaintext")
 }
 
 func endpoints(w io.Writer, list []tree) {
@@ -143,32 +159,55 @@ func matchText(m tree) string {
 		parts = append(parts, headerText(h))
 	}
 	for _, q := range m.at("queryParameters").list() {
-		parts = append(parts, "?"+q.at("name").text())
+		parts = append(parts, "?"+q.at("name").text()+valueText(q.at("stringMatch")))
+	}
+	if m.at("caseSensitive").text() == "false" {
+		parts = append(parts, "(in any case)")
 	}
 	return strings.Join(parts, " ")
 }
 
 func headerText(h tree) string {
-	name, m := h.at("name").text(), h.at("stringMatch")
-	text := name
-	switch {
-	case m.has("exact"):
-		text = name + "=" + m.at("exact").text()
-	case m.has("prefix"):
-		text = name + "=" + m.at("prefix").text() + "*"
-	case m.has("safeRegex"):
-		text = name + "~" + m.at("safeRegex", "regex").text()
-	}
+	text := h.at("name").text() + valueText(h.at("stringMatch"))
 	if h.at("invertMatch").text() == "true" {
 		text = "not " + text
 	}
 	return text
 }
 
+func valueText(m tree) string {
+	switch {
+	case m.has("exact"):
+		return "=" + m.at("exact").text()
+	case m.has("prefix"):
+		return "=" + m.at("prefix").text() + "*"
+	case m.has("safeRegex"):
+		return "~" + m.at("safeRegex", "regex").text()
+	}
+	return ""
+}
+
+// redirectText is what a redirect changes of the request's own address.
+func redirectText(r tree) string {
+	to := r.at("hostRedirect").text()
+	if scheme := r.at("schemeRedirect").text(); scheme != "" {
+		to = scheme + "://" + to
+	} else if r.at("httpsRedirect").text() == "true" {
+		to = "https://" + to
+	}
+	if port := r.at("portRedirect").text(); port != "" {
+		to += ":" + port
+	}
+	if prefix := r.at("prefixRewrite").text(); prefix != "" {
+		to += prefix + "*"
+	}
+	return strings.TrimRight("redirect "+to+r.at("pathRedirect").text()+r.at("regexRewrite", "substitution").text(), " ")
+}
+
 func target(r tree) string {
 	switch {
 	case r.has("redirect"):
-		return "redirect"
+		return redirectText(r.at("redirect"))
 	case r.has("directResponse"):
 		return r.at("directResponse", "status").text()
 	}

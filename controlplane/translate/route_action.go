@@ -204,9 +204,9 @@ func hashCookie(in *networking.LoadBalancerSettings_ConsistentHashLB_HTTPCookie)
 // unknownHost answers requests to what the mesh does not know, where nothing may go out.
 func unknownHost() *routev3.Route_DirectResponse {
 	body := func(name string) *corev3.DataSource {
-		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "the mesh knows no service " + name +
-			", and the mesh's outboundTrafficPolicy is REGISTRY_ONLY: " +
-			"add a Service or a ServiceEntry for it, or correct the name and the port\n"}}
+		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "this workload sees no service " + name +
+			", and its outboundTrafficPolicy is REGISTRY_ONLY: add a Service or a ServiceEntry for it, " +
+			"let the workload see it (hosts of its Sidecar, exportTo), or correct the name and the port\n"}}
 	}
 	return &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
 		Status: http.StatusBadGateway,

@@ -252,7 +252,7 @@ spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["*/*"]}]}
 		if version == testenv.OldEnvoyVersion {
 			host = "of this name" // it knows no format that the host could be in
 		}
-		w.expect(502, "the mesh knows no service "+host, out)
+		w.expect(502, "this workload sees no service "+host, out)
 		// Known, and nobody there.
 		w.expect(503, "", func() answer { return w.through(clientPort, serverURL) })
 	})
