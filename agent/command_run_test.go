@@ -51,6 +51,18 @@ func TestJobStartsWhenTheProxyIsReadyAndEndsItWithItsOwnCode(t *testing.T) {
 	r.nothingLeft()
 }
 
+func TestJobFindsTheStatusPortAtWhicheverAddress(t *testing.T) {
+	inDir(t, nil)
+	for bind, want := range map[string]string{
+		"": "http://localhost:15020/healthz/ready", "PROXY_BIND_ADDRESS=127.0.0.9": "http://127.0.0.9:15020/healthz/ready", "PROXY_BIND_ADDRESS=fd00::1": "http://[fd00::1]:15020/healthz/ready",
+	} {
+		a := &Agent{bootstrap: resolve(t, env(bind)).bootstrap(istioVersion)}
+		if got := a.statusURL("/healthz/ready"); got != want || checkURL(got) != nil {
+			t.Errorf("%q: %s (%v), want %s", bind, got, checkURL(got), want)
+		}
+	}
+}
+
 func TestJobThatSucceedsEndsWithZero(t *testing.T) {
 	t.Parallel()
 	s := newRun(t, "127.107.12.1", "true")

@@ -1,12 +1,12 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/signal"
 	"slices"
@@ -194,9 +194,6 @@ func (a *Agent) statusURL(path string) string {
 	if a.bootstrap.StatusSocket != "" {
 		return "http://localhost" + path
 	}
-	address := a.bootstrap.StatusAddress()
-	if at, err := netip.ParseAddrPort(address); err == nil && at.Addr().IsUnspecified() {
-		address = net.JoinHostPort("localhost", fmt.Sprint(at.Port()))
-	}
-	return "http://" + address + path
+	host, port, _ := net.SplitHostPort(a.bootstrap.StatusAddress())
+	return "http://" + net.JoinHostPort(cmp.Or(host, "localhost"), port) + path // without a host it listens everywhere
 }
