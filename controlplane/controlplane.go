@@ -60,6 +60,8 @@ type Config struct {
 	MeshConfigFile string
 	// Mesh is used when there is no MeshConfigFile.
 	Mesh *meshconfig.MeshConfig
+	// MeshProblems are what is to be said of Mesh, at its places.
+	MeshProblems []config.Problem
 	// TrustDomain of all identities; default: the mesh configuration's, or that of the authority in the state directory,
 	// or cluster.local.
 	TrustDomain string
@@ -350,7 +352,7 @@ func (s *Server) writtenAndRejected() []config.Problem {
 
 // written are the problems of the documents by themselves.
 func (s *Server) written() []config.Problem {
-	all := []config.Problem{}
+	all := append([]config.Problem{}, s.cfg.MeshProblems...)
 	if s.meshFile != nil {
 		all = append(all, s.meshFile.problems()...)
 	}

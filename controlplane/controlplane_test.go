@@ -233,6 +233,12 @@ func TestMeshConfigurationIsReadStrictlyAndFollowed(t *testing.T) {
 	}
 }
 
+func TestWhatIsSaidOfAMeshConfigurationThatIsGivenIsTold(t *testing.T) {
+	said := config.Problem{Code: config.NoEffect, Severity: config.Warning, At: config.Position{File: "mesh.yaml", Line: 4}, Field: "spec.mesh.ingressClass"}
+	p := start(t, controlplane.Config{Ports: freePorts, MeshProblems: []config.Problem{said}})
+	p.problem("spec.mesh.ingressClass")
+}
+
 // run executes a command as the program does, and gives what it printed.
 func run(ctx context.Context, args ...string) (string, error) {
 	cmd := controlplane.NewCommand()

@@ -30,6 +30,7 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 		VirtualAddresses: m.virtualAddresses(),
 		Mesh:             m.cfg.Topology.Mesh,
 		MeshConfigFile:   m.cfg.Topology.MeshFile,
+		MeshProblems:     m.cfg.Topology.MeshProblems,
 		TrustDomain:      m.cfg.Topology.TrustDomain,
 	}, m.events)
 	if err := p.start(ctx); err != nil {

@@ -25,15 +25,24 @@ func (v value) meshConfig(t *Topology) {
 	v.message(t.Mesh)
 }
 
-// checkMesh reads the mesh configuration where it is in a file of its own, and refuses one that proxies would.
+// checkMesh reads the mesh configuration where it is in a file of its own, and refuses one that proxies would. What has no
+// effect in such a file the control plane tells, which follows it.
 func (t *Topology) checkMesh(doc *document) {
 	at := t.spec.field("mesh")
 	at.doc = doc
 	if t.MeshFile != "" {
 		t.readMeshFile(at)
 	}
-	if _, err := config.CheckMesh(t.Mesh); err != nil {
+	problems, err := config.CheckMesh(t.Mesh)
+	switch {
+	case err != nil:
 		at.problem("", "%v", err)
+	case t.MeshFile == "":
+		for _, p := range problems {
+			p.At = config.Position{File: t.File, Line: config.LineOf(at.node, p.Field)}
+			p.Field = at.join(p.Field)
+			t.MeshProblems = append(t.MeshProblems, p)
+		}
 	}
 }
 

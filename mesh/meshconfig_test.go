@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 func TestMeshConfigurationMayHaveAFileOfItsOwn(t *testing.T) {
@@ -38,6 +40,44 @@ func TestMeshConfigurationMayHaveAFileOfItsOwn(t *testing.T) {
 				t.Fatalf("got %+v, %v", got, err)
 			}
 		})
+	}
+}
+
+// TestWhatHasNoEffectInTheTopologysMeshConfigurationIsToldAtItsPlace where no file of its own has it, which the control plane
+// looks at.
+func TestWhatHasNoEffectInTheTopologysMeshConfigurationIsToldAtItsPlace(t *testing.T) {
+	topology := filepath.Join(t.TempDir(), "mesh.yaml")
+	text := `apiVersion: pilotfish.dev/v1alpha1
+kind: Mesh
+metadata: {name: shop}
+spec:
+  mesh:
+    accessLogFile: /dev/stdout
+    ingressClass: x
+    extensionProviders:
+    - name: a
+      opentelemetry:
+        service: a.b
+        port: 1
+        resource_detectors: {environment: {}}
+  workloads: []
+`
+	if err := os.WriteFile(topology, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Load(topology)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int{"spec.mesh.ingressClass": 7, "spec.mesh.extensionProviders[0].opentelemetry.resourceDetectors": 13}
+	for _, p := range got.MeshProblems {
+		if p.Code != config.NoEffect || p.At.File != topology || want[p.Field] != p.At.Line {
+			t.Errorf("it says %v of %s", p, p.Field)
+		}
+		delete(want, p.Field)
+	}
+	if len(want) > 0 {
+		t.Errorf("it says nothing of %v", want)
 	}
 }
 

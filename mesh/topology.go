@@ -30,9 +30,11 @@ type Topology struct {
 	Network     netip.Prefix
 	TrustDomain string
 	// Mesh is Istio's mesh configuration; never nil. Where it is in a file, MeshFile, it is what that said when it was loaded.
-	Mesh      *meshconfig.MeshConfig
-	MeshFile  string
-	Workloads []*Workload
+	Mesh     *meshconfig.MeshConfig
+	MeshFile string
+	// MeshProblems are what of Mesh has no effect, where it is in the topology file itself.
+	MeshProblems []config.Problem
+	Workloads    []*Workload
 
 	// places are the paths that the file names, for messages about those that do not exist.
 	places []fileReference

@@ -145,7 +145,7 @@ func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config
 		if err != nil {
 			return cfg, err
 		}
-		cfg.Paths, cfg.Mesh, cfg.MeshFile = append(cfg.Paths, t.Config...), t.Mesh, t.MeshFile
+		cfg.Paths, cfg.Mesh, cfg.MeshFile, cfg.MeshProblems = append(cfg.Paths, t.Config...), t.Mesh, t.MeshFile, t.MeshProblems
 		cfg.Stores = append(cfg.Stores, t.Registry())
 	}
 	if len(cfg.Paths) == 0 {

@@ -33,6 +33,8 @@ type Config struct {
 	// is looked at as by default.
 	Mesh     *meshconfig.MeshConfig
 	MeshFile string
+	// MeshProblems are what is to be said of Mesh, at its places.
+	MeshProblems []config.Problem
 	// Stores are read beside the files: the workloads of a topology, for instance.
 	Stores []config.Store
 	// Suppress leaves out findings, besides those that documents suppress by themselves.
@@ -102,7 +104,7 @@ func Analyze(cfg Config) (*Report, error) {
 	}
 	store := config.Join(append(r.stores, cfg.Stores...)...)
 	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: r.cfg.Mesh}, nil)
-	problems := slices.Concat(r.problems, store.Problems(), built.Problems())
+	problems := slices.Concat(cfg.MeshProblems, r.problems, store.Problems(), built.Problems())
 	return report(cfg, r, problems, store), nil
 }
 

@@ -366,6 +366,10 @@ func TestMeshConfigurationIsLookedAt(t *testing.T) {
 			}
 		})
 	}
+	known := config.Problem{Code: config.NoEffect, Severity: config.Warning, At: config.Position{File: "mesh.yaml", Line: 4}, Field: "spec.mesh.ingressClass"}
+	if r := analyze(t, Config{Paths: []string{t.TempDir()}, MeshProblems: []config.Problem{known}}); len(r.Findings) != 1 || r.Findings[0].Problem != known {
+		t.Errorf("of a mesh configuration that was read already it says %v", r.Findings)
+	}
 	if _, err := Analyze(Config{Paths: []string{t.TempDir()}, MeshFile: "/does/not/exist"}); err == nil {
 		t.Error("a file that is not there is taken")
 	}

@@ -43,13 +43,17 @@ func badMesh(file string, text []byte, message, remedy string) Problem {
 // fieldInMessage is the path of a field that a message begins with.
 var fieldInMessage = regexp.MustCompile(`^[a-zA-Z]\w*(\.\w+|\[\d+\])*`)
 
-// lineOfField is where the field of a path like a.b[0].c stands, or as much of the path as there is; 0 when nothing is.
 func lineOfField(text []byte, path string) int {
 	var root yaml.Node
 	if yaml.Unmarshal(text, &root) != nil || len(root.Content) == 0 {
 		return 0
 	}
-	node, line := root.Content[0], 0
+	return LineOf(root.Content[0], path)
+}
+
+// LineOf is where the field of a path like a.b[0].c stands in a node, or as much of the path as there is; 0 when nothing is.
+func LineOf(node *yaml.Node, path string) int {
+	line := 0
 	for step := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' }) {
 		at, value := child(resolve(node), step)
 		if value == nil {
