@@ -19,6 +19,7 @@ func TestConflictNamesTheProcessThatHoldsThePort(t *testing.T) {
 		{"all addresses held", "0.0.0.0:0", "127.41.0.1"},
 		{"all addresses wanted", "127.41.0.1:0", "0.0.0.0"},
 		{"no host", ":0", ""},
+		{"IPv4 alone held", "0.0.0.0:0", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l, err := net.Listen("tcp", c.held)
@@ -113,6 +114,8 @@ func TestSocketInAnotherStateOrOnAnotherAddressIsNotInTheWay(t *testing.T) {
 		{"0.0.0.0:80", stateListen, "::1", false},
 		{"[::1]:80", stateListen, "0.0.0.0", false},
 		{"[::1]:80", stateListen, "::", true},
+		{"0.0.0.0:80", stateListen, "::", true},
+		{"[::]:80", stateListen, "0.0.0.0", true},
 	} {
 		s := socket{local: netip.MustParseAddrPort(c.held), state: c.state}
 		if got := s.inTheWay(ip(c.want), 80); got != c.way {

@@ -79,13 +79,8 @@ func (s socket) inTheWay(ip netip.Addr, port uint16) bool {
 		return false
 	}
 	held := s.local.Addr()
-	switch {
-	case held == ip:
-		return true
-	case held.IsUnspecified():
-		return held.Is6() || ip.Is4()
-	case ip.IsUnspecified():
-		return ip.Is6() || held.Is4()
-	}
-	return false
+	return held == ip || covers(held, ip) || covers(ip, held)
 }
+
+// covers says whether an unspecified address has the other one in it; that of IPv6 has all of IPv4, too.
+func covers(all, one netip.Addr) bool { return all.IsUnspecified() && (all.Is6() || one.Is4()) }
