@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -30,10 +31,17 @@ type datagramLeads struct {
 // workload's own network, so that it arrives from the workload's address. One sender's datagrams go to one instance, for as
 // long as it is there.
 func (l *datagramLeads) lead(ports []controlplane.DatagramPort) error {
-	c, err := nftables.New(nftables.WithNetNSFd(l.space.FD()))
-	if err != nil {
+	if err := l.space.Filter(func(c *nftables.Conn) { addLeads(c, ports) }); err != nil {
 		return err
 	}
+	if err := forgetDatagrams(l.space, l.led, ports); err != nil {
+		return err
+	}
+	l.led = ports
+	return nil
+}
+
+func addLeads(c *nftables.Conn, ports []controlplane.DatagramPort) {
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: datagramsTable}
 	c.AddTable(table) // so that there is one to take away
 	c.DelTable(table)
@@ -50,14 +58,6 @@ func (l *datagramLeads) lead(ports []controlplane.DatagramPort) error {
 			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: leadTo(p.Address, endpoint, uint32(len(p.Endpoints)-nth))})
 		}
 	}
-	if err := c.Flush(); err != nil {
-		return err
-	}
-	if err := forgetDatagrams(l.space, l.led, ports); err != nil {
-		return err
-	}
-	l.led = ports
-	return nil
 }
 
 // leadTo takes one in so many new senders to an endpoint.
@@ -81,11 +81,6 @@ func leadTo(service, endpoint netip.AddrPort, oneIn uint32) []expr.Any {
 // forgetDatagrams has senders whose instance is gone find another, and nobody where the service is: the kernel decides
 // once for each.
 func forgetDatagrams(n *netns.Namespace, before, ports []controlplane.DatagramPort) error {
-	h, err := netlink.NewHandleAt(n.Handle(), unix.NETLINK_NETFILTER)
-	if err != nil {
-		return fmt.Errorf("what the kernel remembers of senders: %w", err)
-	}
-	defer h.Close()
 	stale := staleSenders{}
 	for _, p := range before {
 		stale[p.Address] = nil
@@ -96,10 +91,13 @@ func forgetDatagrams(n *netns.Namespace, before, ports []controlplane.DatagramPo
 			stale[p.Address][e] = true
 		}
 	}
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		if _, err := h.ConntrackDeleteFilters(netlink.ConntrackTable, family, stale); err != nil {
-			return fmt.Errorf("what the kernel remembers of senders: %w", err)
-		}
+	err := n.Netlink(func(h *netlink.Handle) error {
+		_, err4 := h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, stale)
+		_, err6 := h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET6, stale)
+		return errors.Join(err4, err6)
+	}, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("what the kernel remembers of senders: %w", err)
 	}
 	return nil
 }

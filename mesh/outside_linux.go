@@ -106,47 +106,41 @@ func originalDestination6(fd int) (netip.AddrPort, error) {
 // catchOutgoing redirects TCP connections that come over the bridge and go to no address of the mesh, or to that of the
 // machine.
 func catchOutgoing(n *netns.Namespace, plan capturedPlan) error {
-	c, err := nftables.New(nftables.WithNetNSFd(n.FD()))
-	if err != nil {
-		return err
-	}
-	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})
-	chain := c.AddChain(&nftables.Chain{
-		Name: "outgoing", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting,
-		Priority: nftables.ChainPriorityNATDest,
+	return n.Filter(func(c *nftables.Conn) {
+		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})
+		chain := c.AddChain(&nftables.Chain{
+			Name: "outgoing", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityNATDest,
+		})
+		for _, to := range []struct {
+			prefix netip.Prefix
+			other  bool
+		}{
+			{netip.PrefixFrom(plan.host(), 32), false}, {plan.v4, true}, {plan.v6, true},
+		} {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(boundFor(unix.IPPROTO_TCP, to.prefix, to.other),
+				&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(outsidePort)},
+				&expr.Redir{RegisterProtoMin: 1},
+			)})
+		}
 	})
-	for _, to := range []struct {
-		prefix netip.Prefix
-		other  bool
-	}{
-		{netip.PrefixFrom(plan.host(), 32), false}, {plan.v4, true}, {plan.v6, true},
-	} {
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(boundFor(unix.IPPROTO_TCP, to.prefix, to.other),
-			&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(outsidePort)},
-			&expr.Redir{RegisterProtoMin: 1},
-		)})
-	}
-	return c.Flush()
 }
 
 // refuseDatagrams has senders know that UDP goes nowhere outside of the mesh, as if nobody listened there: that there is no
 // route, a socket takes for a passing trouble, and waits.
 func refuseDatagrams(n *netns.Namespace, plan capturedPlan) error {
-	c, err := nftables.New(nftables.WithNetNSFd(n.FD()))
-	if err != nil {
-		return err
-	}
-	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})
-	chain := c.AddChain(&nftables.Chain{
-		Name: "datagrams", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
-		Priority: nftables.ChainPriorityFilter,
+	return n.Filter(func(c *nftables.Conn) {
+		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})
+		chain := c.AddChain(&nftables.Chain{
+			Name: "datagrams", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityFilter,
+		})
+		for _, mesh := range []netip.Prefix{plan.v4, plan.v6} {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(boundFor(unix.IPPROTO_UDP, mesh, true),
+				&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH},
+			)})
+		}
 	})
-	for _, mesh := range []netip.Prefix{plan.v4, plan.v6} {
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(boundFor(unix.IPPROTO_UDP, mesh, true),
-			&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH},
-		)})
-	}
-	return c.Flush()
 }
 
 // boundFor is what goes to the addresses by a protocol, or to all others of their family.

@@ -26,7 +26,7 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 		return nil, err
 	}
 	b := &Bridge{Namespace: n}
-	err = n.Links(func(h *netlink.Handle) error {
+	err = n.Netlink(func(h *netlink.Handle) error {
 		// Without an address of its own the bridge has the least of its links', and changes it as links come and go, of
 		// which neighbours know nothing.
 		attrs := netlink.NewLinkAttrs()
@@ -50,7 +50,7 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 // gateways.
 func (b *Bridge) Plug(n *Namespace, name string, addresses []netip.Prefix, gateways []netip.Addr) error {
 	peer := fmt.Sprintf("port%d", n.FD())
-	err := b.Links(func(h *netlink.Handle) error {
+	err := b.Netlink(func(h *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MasterIndex = peer, b.link.Attrs().Index
 		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(n.FD())}
@@ -62,7 +62,7 @@ func (b *Bridge) Plug(n *Namespace, name string, addresses []netip.Prefix, gatew
 	if err != nil {
 		return err
 	}
-	return n.Links(func(h *netlink.Handle) error {
+	return n.Netlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(name)
 		if err != nil {
 			return fmt.Errorf("the end of a link: %w", err)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -22,7 +23,7 @@ func New() (*Namespace, error) {
 	if err := n.make(); err != nil {
 		return nil, err
 	}
-	if err := n.Links(loopbackUp); err != nil {
+	if err := n.Netlink(loopbackUp); err != nil {
 		return nil, errors.Join(fmt.Errorf("loopback of a network namespace: %w", err), n.Close())
 	}
 	return n, nil
@@ -52,9 +53,6 @@ func (n *Namespace) Close() error { return n.handle.Close() }
 
 // FD is the namespace for calls of the kernel and for netlink; it is the namespace's own, and ends with Close.
 func (n *Namespace) FD() int { return int(n.handle) }
-
-// Handle is the same for package netlink.
-func (n *Namespace) Handle() netns.NsHandle { return n.handle }
 
 // Do runs f on a thread that is in the namespace. What f starts in other goroutines is not.
 func (n *Namespace) Do(f func() error) error {
@@ -88,14 +86,33 @@ func (n *Namespace) EnterThread() error {
 	return nil
 }
 
-// Links changes links, addresses and routes of the namespace.
-func (n *Namespace) Links(f func(*netlink.Handle) error) error {
-	h, err := netlink.NewHandleAt(n.handle)
+// The libraries' own ways into a namespace would lose track of a thread that may not go back, as one of an ordinary user may
+// not; so their sockets are opened by Do.
+
+// Netlink has f talk to the kernel in the namespace by these protocols, or by all.
+func (n *Namespace) Netlink(f func(*netlink.Handle) error, protocols ...int) error {
+	var h *netlink.Handle
+	err := n.Do(func() (err error) {
+		h, err = netlink.NewHandle(protocols...)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("netlink of a network namespace: %w", err)
 	}
 	defer h.Close()
 	return f(h)
+}
+
+// Filter puts in force in the namespace what f says of tables of nftables.
+func (n *Namespace) Filter(f func(*nftables.Conn)) error {
+	return n.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		f(c)
+		return c.Flush()
+	})
 }
 
 // Dial connects from within the namespace to an address, which is not a name.
