@@ -51,6 +51,12 @@ func demoKeepsEveryPromise(t *testing.T, version, mode string) {
 	}
 	out, err := pilotfish(t, "demo", "--check", mode, "-o", "json", "--runtime-dir", runtimeDir(t),
 		"--envoy-path", testenv.EnvoyOf(t, version)).Output()
+	everyPromiseKept(t, out, err)
+}
+
+// everyPromiseKept looks at what `demo --check -o json` printed, and how it ended.
+func everyPromiseKept(t *testing.T, out []byte, err error) {
+	t.Helper()
 	if err != nil {
 		t.Errorf("demo --check: %v", explain(err))
 	}

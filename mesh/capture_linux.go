@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
@@ -42,6 +44,6 @@ func runHere(args, env []string) ([]byte, error) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...) // #nosec G204 -- the agent
 	cmd.Env = env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, AmbientCaps: []uintptr{unix.CAP_NET_ADMIN}}
 	return cmd.CombinedOutput()
 }

@@ -7,7 +7,8 @@ import (
 
 // Captured gives each workload a network namespace of its own, on a bridge in yet another one, and has the kernel redirect
 // what an application sends and gets to its sidecar: programs are in the mesh as they are. The machine's own network
-// gets nothing but the listeners of published ports, and all of it is gone with the processes that use it. It takes root.
+// gets nothing but the listeners of published ports, and all of it is gone with the processes that use it. It takes root, or
+// the privileges in a user namespace that CaptureFlags.Elsewhere gives.
 type Captured struct{}
 
 // The plan of addresses of a captured mesh, 10.N.0.0/16: 10.N.0.1 is the bridge, with the control plane, 10.N.0.2 stands

@@ -21,10 +21,15 @@ import (
 // CanCapture says why this process cannot run a captured mesh; nil when it can. It tries in a namespace of its own what
 // such a mesh does.
 func CanCapture() error {
-	if err := tryCapture(); err != nil {
-		return fmt.Errorf("%w: it takes root, with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_SETGID and CAP_SETPCAP, and a kernel with nftables", err)
+	err := tryCapture()
+	if err == nil {
+		return nil
 	}
-	return nil
+	remedy := ""
+	if os.Geteuid() != 0 {
+		remedy = namespaceRemedy(err)
+	}
+	return fmt.Errorf("%w: it takes root, with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_SETGID and CAP_SETPCAP, and a kernel with nftables%s", err, remedy)
 }
 
 func tryCapture() error {
@@ -192,6 +197,8 @@ func (p *capturedPlacement) makePlace(i *Instance) (*place, error) {
 		return nil, err
 	}
 	p.onRelease(space.Close)
+	// Root's processes may bind all ports; those of an ordinary user may so here, as in most containers.
+	_ = space.Set("ipv4/ip_unprivileged_port_start", "0")
 	bridge4, bridge6 := p.plan.bridge()
 	addresses := []netip.Prefix{netip.PrefixFrom(i.Proxy, p.plan.v4.Bits()), netip.PrefixFrom(i.Proxy6, p.plan.v6.Bits())}
 	if err := p.bridge.Plug(space, "eth0", addresses, []netip.Addr{bridge4, bridge6}); err != nil {

@@ -11,3 +11,7 @@ func (Captured) Claim(*Topology, Resources) (Placement, error) {
 
 // CanCapture says why this process cannot run a captured mesh.
 func CanCapture() error { return &UnsupportedError{OS: runtime.GOOS} }
+
+func mayMakeNamespaces() bool { return false }
+
+func runInUserNamespace() (int, error) { return 0, CanCapture() }

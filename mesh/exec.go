@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -86,20 +87,52 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 	if err != nil {
 		return &ExecError{ExitNotInside, fmt.Errorf("finding the working directory: %w", err)}
 	}
+	if inOwnUserNamespace(in.PID) {
+		path, err := locateProgram(args, env)
+		if err != nil {
+			return notRun(err)
+		}
+		return execute(entering(in.PID, dir, path, args[1:]), env)
+	}
 	if err := joinProcess(in.PID, dir); err != nil {
 		return &ExecError{ExitNotInside, fmt.Errorf("joining workload %s: %w", instance, err)}
 	}
 	return execute(args, env)
 }
 
+// inOwnUserNamespace says whether a process is in another user namespace than this one.
+func inOwnUserNamespace(pid int) bool {
+	theirs, err := os.Readlink(procFile(pid, "ns/user"))
+	ours, ourErr := os.Readlink("/proc/self/ns/user")
+	return err == nil && ourErr == nil && theirs != ours
+}
+
+// enterScript is a shell's: it goes to a directory, and runs a program there.
+const enterScript = `cd -- "$1" || exit 125; shift; exec "$@"`
+
+// entering is the command that runs a program in the user namespace of a process, in its network and with its files. This
+// process cannot go there itself: the kernel takes none that has several threads.
+func entering(pid int, dir, path string, args []string) []string {
+	return append([]string{
+		"nsenter", "--target", strconv.Itoa(pid), "--user", "--net", "--mount", "--preserve-credentials",
+		"/bin/sh", "-c", enterScript, "sh", dir, path,
+	}, args...)
+}
+
 // execute puts a program in the place of this process.
 func execute(args, env []string) error {
-	path, err := findProgram(command{Args: args, Env: env})
+	path, err := locateProgram(args, env)
 	if err != nil {
 		return notRun(err)
 	}
-	if !filepath.IsAbs(path) && strings.Contains(path, "/") {
+	return notRun(replaceProcess(path, args, env))
+}
+
+// locateProgram is the path of a command's program, with a slash.
+func locateProgram(args, env []string) (string, error) {
+	path, err := findProgram(command{Args: args, Env: env})
+	if err == nil && !filepath.IsAbs(path) && strings.Contains(path, "/") {
 		path = "./" + path
 	}
-	return notRun(replaceProcess(path, args, env))
+	return path, err
 }

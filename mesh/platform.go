@@ -2,7 +2,10 @@ package mesh
 
 import (
 	"fmt"
+	"os"
+	"os/signal"
 	"runtime"
+	"syscall"
 )
 
 // UnsupportedError says that a mesh cannot run on this operating system.
@@ -18,4 +21,13 @@ func checkPlatform() error {
 		return &UnsupportedError{OS: runtime.GOOS}
 	}
 	return nil
+}
+
+// EndSignals ask for an ordered end. A hang-up ends it too, unless the user wants it to go on (nohup).
+func EndSignals() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
 }

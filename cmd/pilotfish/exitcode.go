@@ -32,9 +32,12 @@ func exitCode(c *cobra.Command, err error) int {
 	var invalid *mesh.InvalidError
 	var absent *mesh.NotRunningError
 	var notRun *mesh.ExecError
+	var elsewhere mesh.RanElsewhere
 	switch {
 	case err == nil:
 		return 0
+	case errors.As(err, &elsewhere):
+		return int(elsewhere)
 	case errors.As(err, &usage), errors.As(err, &demoUsage), errors.As(err, &invalid), errors.As(err, &absent):
 		return exitUsage
 	case errors.As(err, &notRun):

@@ -23,7 +23,7 @@ func main() {
 	if err != nil && !understood {
 		err = usageError{err}
 	}
-	if err != nil && !errors.Is(err, errQuiet) {
+	if err != nil && !errors.Is(err, errQuiet) && !errors.As(err, new(mesh.RanElsewhere)) {
 		fmt.Fprintln(os.Stderr, "pilotfish:", err)
 	}
 	os.Exit(exitCode(command, err))

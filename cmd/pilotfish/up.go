@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,6 +46,9 @@ mesh runs on.`,
   pilotfish up -f mesh.yaml --detach && pilotfish status`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := o.capture.Elsewhere(); err != nil {
+				return usageError{err}
+			}
 			if o.detach {
 				return o.runDetached(c)
 			}
@@ -164,10 +166,7 @@ func waitReady(ctx context.Context, m *mesh.Mesh, welcomed <-chan struct{}) erro
 func untilSignal(ctx context.Context, m *mesh.Mesh) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	if !signal.Ignored(syscall.SIGHUP) { // nohup: it is to go on
-		signal.Notify(signals, syscall.SIGHUP)
-	}
+	signal.Notify(signals, mesh.EndSignals()...)
 	go func() {
 		defer cancel()
 		select {

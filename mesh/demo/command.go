@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -26,15 +24,6 @@ type options struct {
 	verbose    bool
 	logs       string
 	capture    mesh.CaptureFlags
-}
-
-// endSignals ask for an ordered end. A hang-up ends it too, unless the user wants it to go on (nohup).
-func endSignals() []os.Signal {
-	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) {
-		signals = append(signals, syscall.SIGHUP)
-	}
-	return signals
 }
 
 // UsageError says that the command line is wrong.
@@ -61,7 +50,7 @@ when every promise was kept, 1 when one was not or the mesh could not be started
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), endSignals()...)
+			ctx, stop := signal.NotifyContext(c.Context(), mesh.EndSignals()...)
 			defer stop()
 			context.AfterFunc(ctx, stop) // a second signal ends the program the hard way
 			return o.run(ctx, c.OutOrStdout())
@@ -92,7 +81,11 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		return UsageError{errors.New("--output and --logs go with --check: the demo itself is for people")}
 	case o.write != "":
 		return o.writeOut(out)
-	case o.check:
+	}
+	if err := o.capture.Elsewhere(); err != nil {
+		return UsageError{err}
+	}
+	if o.check {
 		return o.runCheck(ctx, out)
 	}
 	return o.show(ctx, out)

@@ -58,7 +58,7 @@ func (s *shop) attend(ctx context.Context) error {
 	}
 	s.cancel(cmp.Or(err, errAsked))
 	again := make(chan os.Signal, 1)
-	signal.Notify(again, endSignals()...)
+	signal.Notify(again, mesh.EndSignals()...)
 	defer signal.Stop(again)
 	select {
 	case <-again:

@@ -26,8 +26,8 @@ func (s Surroundings) Enter() error {
 	if err := s.mount(); err != nil {
 		return err
 	}
-	if s.Group == 0 {
-		return nil
+	if err := inheritNothing(); err != nil || s.Group == 0 {
+		return err
 	}
 	if err := giveUpCapabilities(unix.CAP_NET_BIND_SERVICE); err != nil {
 		return err
@@ -89,10 +89,11 @@ func giveUpCapabilities(but uintptr) error {
 			return fmt.Errorf("giving up capability %d: %w", c, err)
 		}
 	}
-	return inheritNothing()
+	return nil
 }
 
-// inheritNothing empties the set that the capabilities of the next program are chosen from beside the bounding one.
+// inheritNothing empties the sets that the capabilities of the next program are chosen from beside the bounding one: what
+// it may inherit, and with that what is handed on to an ordinary user's (the ambient ones). Root's has its own all the same.
 func inheritNothing() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
