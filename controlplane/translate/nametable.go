@@ -25,13 +25,26 @@ func NameTable(s *snapshot.Snapshot, p *Proxy) (*xds.Resource, error) {
 	if len(p.Upstreams) > 0 {
 		return v.nameTable()
 	}
-	return s.Own.Get(nameTableKey{v.scope, p.Interception}, v.nameTable)
+	return s.Own.Get(nameTableKey{v.scope, p.Interception, p.takesVirtual()}, v.nameTable)
 }
 
 // nameTableKey is all that a name table depends on, within one snapshot.
 type nameTableKey struct {
 	scope        *snapshot.Scope
 	interception Interception
+	virtual      bool
+}
+
+// takesVirtual says whether connections of the proxy's workload to an address that stands for a service alone, and is nobody's,
+// come to the proxy.
+func (p *Proxy) takesVirtual() bool { return p.captured() && !p.Proxyless }
+
+// ownAddresses are those of a service by which the proxy's workload reaches it.
+func (p *Proxy) ownAddresses(svc *registry.Service) []netip.Addr {
+	if svc.Virtual.IsValid() && !p.takesVirtual() {
+		return nil
+	}
+	return svc.Addresses
 }
 
 // nameInfo is what the table says of a host.
@@ -56,16 +69,17 @@ func (v view) addNames(table map[string]nameInfo, svc *registry.Service) {
 	if svc.Kubernetes {
 		info.registry, info.shortName, info.namespace = "Kubernetes", svc.Name, svc.Namespace
 	}
+	own := v.p.ownAddresses(svc)
 	switch upstreams := v.upstreamsOf(svc); {
 	case len(upstreams) > 0:
 		info.listeners(svc, upstreams)
-	case len(svc.Addresses) > 0 && v.p.Interception != None:
-		info.addresses, info.ports = svc.Addresses, ownPorts(svc)
+	case len(own) > 0 && v.p.Interception != None:
+		info.addresses, info.ports = own, ownPorts(svc)
 	default:
 		v.addInstances(table, &info, svc)
 	}
 	if len(info.addresses) == 0 { // such as one that is served nowhere yet
-		info.addresses, info.ports = svc.Addresses, ownPorts(svc)
+		info.addresses, info.ports = own, ownPorts(svc)
 	}
 	if len(info.addresses) > 0 {
 		table[svc.Hostname] = info

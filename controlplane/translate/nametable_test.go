@@ -2,12 +2,14 @@ package translate_test
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/dns"
 )
@@ -107,6 +109,27 @@ func TestWorkloadsThatNobodyRedirectsGetAddressesWhereSomethingListens(t *testin
 	}
 	if ports := got["db.one.svc.cluster.local"].Ports; !slices.Equal(ports, []string{"_tcp-db._tcp 3306"}) {
 		t.Errorf("ports of the listener: %v", ports)
+	}
+}
+
+func TestAddressesThatAreGivenOutGoToCapturedWorkloadsOnly(t *testing.T) {
+	m := newTestMesh(t, nil, namedMesh)
+	inputs := m.inputs()
+	inputs.Virtual = netip.MustParsePrefix("240.240.0.0/16")
+	m.snap = snapshot.Build(nil, inputs, nil)
+	for description, want := range map[string]string{
+		"sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT":                "240.240.112.208",
+		"sidecar a-1.one 127.203.41.1 app=a":                                           "",
+		"sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT GENERATOR=grpc": "",
+		"router a-1.one 127.203.41.1 app=a":                                            "",
+	} {
+		got := names(t, m, description)
+		if ips := strings.Join(got["outside.example.com"].IPs, " "); ips != want {
+			t.Errorf("%s: %q, want %q", description, ips, want)
+		}
+		if got["api.example.com"].IPs == nil {
+			t.Errorf("%s: a name whose address is written is left out", description)
+		}
 	}
 }
 
