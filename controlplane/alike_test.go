@@ -108,7 +108,7 @@ func TestEnvoyThatHadWholeRoutesGetsWholeRoutes(t *testing.T) {
 	is := func(what string, minor uint32, has map[string]map[string]string, apart bool) map[string]map[string]string {
 		t.Helper()
 		got := fetchAs(t, p, id, minor, has)
-		if len(got[xds.RouteType]) != 1 || (len(got[xds.VirtualHostType]) > 0) != apart {
+		if len(got[xds.RouteType]) != 2 || (len(got[xds.VirtualHostType]) > 0) != apart {
 			t.Errorf("%s: it is sent route configurations %v and virtual hosts %v", what, got[xds.RouteType], got[xds.VirtualHostType])
 		}
 		return got
@@ -160,7 +160,7 @@ func fetchAs(t *testing.T, p *plane, id string, minor uint32, has map[string]map
 		case xds.EndpointType:
 			request.ResourceNamesSubscribe = edsNames(got, has)
 		case xds.RouteType:
-			request.ResourceNamesSubscribe = []string{"80"}
+			request.ResourceNamesSubscribe = []string{"80", "inbound|80||"} // of which the second has its virtual hosts within, always
 		}
 		if err := stream.Send(request); err != nil {
 			t.Fatal(err)

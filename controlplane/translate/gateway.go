@@ -292,13 +292,11 @@ func (gateway) route(v view, name string) (*xds.Resource, error) {
 	}
 	routes := acceptable(v.gatewayRoutes(name, servers))
 	if !v.p.HostsApart {
-		r, err := xds.NewResource(name, v.patchRoutes(name, routes, nil))
-		return withNotes(v.patches.Take(), r, err)
+		return v.routesResource(routes, nil)
 	}
 	taken := domainsOf(routes.GetVirtualHosts())
 	routes.VirtualHosts, routes.Vhds = nil, vhds()
-	r, err := xds.NewRoutesApart(name, v.patchRoutes(name, routes, taken))
-	return withNotes(v.patches.Take(), r, err)
+	return v.routesResource(routes, taken)
 }
 
 func (gateway) hostPlan(view, string) *hostPlan { return nil }

@@ -245,7 +245,7 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 		if !port.protocol.MayBeHTTP() || port.route() != name {
 			continue
 		}
-		r, err := xds.NewResource(name, v.patchRoutes(name, &routev3.RouteConfiguration{
+		return v.routesResource(&routev3.RouteConfiguration{
 			Name:                 name,
 			ValidateClusters:     boolean(false),
 			TypedPerFilterConfig: v.rbacSettings(),
@@ -263,8 +263,7 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 					}},
 				}},
 			}},
-		}, nil))
-		return withNotes(v.patches.Take(), r, err)
+		}, nil)
 	}
 	return nil, nil
 }

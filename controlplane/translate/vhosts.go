@@ -32,18 +32,23 @@ type routesKey struct {
 func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
 	key := routesKey{name: name, labels: v.askedLabels(), apart: v.p.HostsApart, onDemand: v.p.OnDemand, captured: v.p.captured(), patches: v.patchesOfRoutes(name)}
 	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
-		routes := build()
-		apart := routes.GetVhds() != nil
-		routes = v.patchRoutes(name, acceptable(routes), v.domainsApart(name))
-		var r *xds.Resource
-		var err error
-		if apart {
-			r, err = xds.NewRoutesApart(name, routes)
-		} else {
-			r, err = xds.NewResource(name, routes)
-		}
-		return withNotes(v.patches.Take(), r, err)
+		return v.routesResource(acceptable(build()), v.domainsApart(name))
 	})
+}
+
+// routesResource is the resource of a route configuration with the proxy's patches. taken are the domains of the virtual
+// hosts that go by themselves.
+func (v view) routesResource(routes *routev3.RouteConfiguration, taken domains) (*xds.Resource, error) {
+	name, hostsApart := routes.GetName(), routes.GetVhds() != nil
+	routes = v.patchRoutes(name, routes, taken)
+	var r *xds.Resource
+	var err error
+	if v.p.HostsApart {
+		r, err = xds.NewRoutes(name, routes, hostsApart)
+	} else {
+		r, err = xds.NewResource(name, routes)
+	}
+	return withNotes(v.patches.Take(), r, err)
 }
 
 // askedLabels are the proxy's labels as far as rules ask for the caller's.

@@ -39,7 +39,7 @@ func (r resources) with(t testing.TB, m proto.Message, name string) resources {
 	t.Helper()
 	newResource := NewResource
 	if routes, ok := m.(*routev3.RouteConfiguration); ok && routes.GetVhds() != nil {
-		newResource = NewRoutesApart
+		newResource = func(name string, m proto.Message) (*Resource, error) { return NewRoutes(name, m, true) }
 	}
 	made, err := newResource(name, m)
 	if err != nil {

@@ -60,13 +60,21 @@ type envoyModel struct {
 	// hosts are the virtual hosts that it asked for likewise, by the names that it asked by; true while it has no answer.
 	hosts  map[string]bool
 	strict bool // routes must lead to clusters that are there
-	broken []string
-	story  []string
+	// elsewhere is another control plane, to which it goes now and then; away while it is there.
+	elsewhere *Server
+	away      bool
+	// apart are the route configurations that it has without their virtual hosts. forgotten are those whose virtual hosts it
+	// forgot to end its subscription to when they became whole; once it has let go of them, the next virtual hosts of theirs
+	// crash it: they are in crashes.
+	apart, forgotten, crashes map[string]bool
+	broken                    []string
+	story                     []string
 }
 
 func newEnvoyModel(rng *rand.Rand, s *Server, node, protocol string, strict bool) *envoyModel {
 	m := &envoyModel{rng: rng, server: s, node: node, needed: map[string]bool{}, hosts: map[string]bool{}, has: world{}, claims: world{}, warm: map[string]bool{}, ready: map[string]bool{}, strict: strict,
-		asks: map[string]map[string]bool{eds: {}, rds: {}}, nonces: map[string]string{}}
+		asks: map[string]map[string]bool{eds: {}, rds: {}}, nonces: map[string]string{}, left: map[string]bool{},
+		apart: map[string]bool{}, forgotten: map[string]bool{}, crashes: map[string]bool{}}
 	for _, typeURL := range Order {
 		m.has[typeURL], m.claims[typeURL] = map[string]string{}, map[string]string{}
 	}
@@ -78,9 +86,12 @@ func (m *envoyModel) delta() bool { return m.wire.name == deltaProtocol }
 
 // connect begins a stream, on which it asks for all that it asked for before, in any order.
 func (m *envoyModel) connect(protocol string) {
-	m.wire, m.first, m.nonces, m.left = newMemoryWire(protocol), true, map[string]string{}, map[string]bool{}
-	wire := m.wire
-	go func() { _ = m.server.serve(wire); wire.end() }()
+	m.wire, m.first, m.nonces = newMemoryWire(protocol), true, map[string]string{}
+	wire, server := m.wire, m.server
+	if m.away {
+		server = m.elsewhere
+	}
+	go func() { _ = server.serve(wire); wire.end() }()
 	types := []string{cds, lds}
 	for _, typeURL := range []string{eds, rds} {
 		if len(m.asks[typeURL]) > 0 {
@@ -106,7 +117,7 @@ func (m *envoyModel) connect(protocol string) {
 
 func (m *envoyModel) reconnect() {
 	m.wire.end()
-	m.tell("reconnect")
+	m.tell("reconnect, elsewhere: %v", m.away)
 	// Of such a client nobody knows which clusters it has, and so they cannot be left to it until it has other routes.
 	m.strict = m.strict && m.delta()
 	for name := range m.has[eds] {
@@ -116,6 +127,9 @@ func (m *envoyModel) reconnect() {
 }
 
 func (m *envoyModel) request(r *request) {
+	if m.away && r.typeURL == VirtualHostType {
+		return // as if it had: nobody answers
+	}
 	if m.first {
 		r.node, m.first = &corev3.Node{Id: m.node}, false
 	}
@@ -165,6 +179,7 @@ func (m *envoyModel) step() bool {
 
 func (m *envoyModel) take(r *response) {
 	m.tell("<- %s", showResponse(r))
+	m.crash(r)
 	got := map[string]string{}
 	refused := ""
 	for _, res := range r.resources {
@@ -199,6 +214,18 @@ func (m *envoyModel) take(r *response) {
 	m.follow()
 }
 
+// crash notes what an old Envoy does not survive.
+func (m *envoyModel) crash(r *response) {
+	if r.typeURL != VirtualHostType {
+		return
+	}
+	for _, name := range append(namesOf(r.resources), r.removed...) {
+		if m.crashes[routeOf(name)] {
+			m.broken = append(m.broken, "it crashes: "+showResponse(r))
+		}
+	}
+}
+
 func (m *envoyModel) apply(r *response, got map[string]string) {
 	has := m.has[r.typeURL]
 	removed := r.removed
@@ -222,6 +249,7 @@ func (m *envoyModel) apply(r *response, got map[string]string) {
 			if !m.asks[rds][name] {
 				continue
 			}
+			m.becomes(name, slices.ContainsFunc(r.resources, func(res *Resource) bool { return res.Name == name && res.HostsApart }))
 		case VirtualHostType:
 			if m.has[rds][routeOf(name)] == "" {
 				continue // it has no place for it, and says nothing
@@ -238,6 +266,31 @@ func (m *envoyModel) apply(r *response, got map[string]string) {
 			delete(has, name)
 		}
 	}
+}
+
+// untold says whether nothing that it would come back with tells that it must not have virtual hosts apart.
+func (m *envoyModel) untold() bool {
+	for name := range m.claims[VirtualHostType] {
+		if !strings.HasSuffix(strings.TrimSuffix(m.claims[rds][routeOf(name)], provisional), apartMark) {
+			return false
+		}
+	}
+	for _, version := range m.claims[rds] {
+		if !strings.HasSuffix(strings.TrimSuffix(version, provisional), apartMark) {
+			return false
+		}
+	}
+	return slices.Contains(slices.Collect(maps.Values(m.forgotten)), true)
+}
+
+// becomes has a route configuration have its virtual hosts apart, or whole and without those that were apart.
+func (m *envoyModel) becomes(route string, apart bool) {
+	if m.apart[route] && !apart {
+		m.forgotten[route] = m.node == oldNode
+		delete(m.ready, route)
+		maps.DeleteFunc(m.has[VirtualHostType], func(host, _ string) bool { return routeOf(host) == route })
+	}
+	m.apart[route] = apart
 }
 
 // follow asks for what new clusters and listeners refer to, and no longer for what nobody refers to.
@@ -258,8 +311,8 @@ func (m *envoyModel) follow() {
 	m.ask(eds, endpoints)
 	m.ask(rds, routes)
 	m.need()
-	for _, content := range m.has[rds] {
-		if strings.HasPrefix(content, "apart") && !m.asked && m.delta() {
+	for name := range m.has[rds] {
+		if m.apart[name] && !m.asked {
 			m.asked = true
 			m.request(&request{typeURL: VirtualHostType})
 		}
@@ -352,6 +405,8 @@ func (m *envoyModel) ask(typeURL string, names map[string]bool) {
 		delete(m.claims[typeURL], name)
 		if typeURL == rds { // its virtual hosts go with it, and are still claimed
 			delete(m.ready, name)
+			delete(m.apart, name)
+			m.crashes[name] = m.forgotten[name]
 			m.left[name] = m.delta()
 			maps.DeleteFunc(m.has[VirtualHostType], func(host, _ string) bool { return routeOf(host) == name })
 		}
@@ -396,7 +451,7 @@ func (m *envoyModel) state() map[string]string {
 		for _, route := range routesNamed(content) {
 			routes := m.has[rds][route]
 			out["routes "+route] = routes + hostsOf(m.has[VirtualHostType], route)
-			if strings.HasPrefix(routes, "apart") && m.delta() && !m.ready[route] {
+			if m.apart[route] && !m.ready[route] {
 				out["routes "+route] = "waiting for virtual hosts"
 			}
 			for name, waits := range m.hosts {

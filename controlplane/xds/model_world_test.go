@@ -117,10 +117,31 @@ type modelSource struct{}
 
 func (modelSource) Connect(_ context.Context, node *corev3.Node, peer Peer) (Proxy, error) {
 	p := modelProxy{apart: peer.Delta}
-	if node.GetId() == onDemandNode {
+	switch node.GetId() {
+	case onDemandNode:
 		return onDemandProxy{modelProxy: p, held: map[string]bool{}, hosts: map[string]bool{}}, nil
+	case oldNode:
+		return &oldProxy{p}, nil
 	}
 	return p, nil
+}
+
+// wholeSource is of another control plane, which knows nothing of virtual hosts apart.
+type wholeSource struct{}
+
+func (wholeSource) Connect(context.Context, *corev3.Node, Peer) (Proxy, error) {
+	return modelProxy{}, nil
+}
+
+// oldNode is the node of a client that does not go back from whole route configurations to virtual hosts apart.
+const oldNode = "old"
+
+// oldProxy serves such a client.
+type oldProxy struct{ modelProxy }
+
+func (p *oldProxy) KeepWhole() bool {
+	p.apart = false
+	return true
 }
 
 // onDemandNode is the node of a client that asks for virtual hosts and clusters as it needs them.
@@ -238,6 +259,9 @@ func (p modelProxy) Generate(state State, typeURL string, wildcard bool, names [
 			r.Version += hostsOf(w[VirtualHostType], name)
 		}
 		r.Body.Value = []byte(name + "=" + r.Version)
+		if typeURL == rds && p.apart {
+			r.Version += apartMark
+		}
 		out = append(out, r)
 	}
 	return out, nil

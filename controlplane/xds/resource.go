@@ -43,7 +43,7 @@ var Order = []string{
 type Resource struct {
 	Name string
 	// Version is a hash of the content: equal content, equal version, on every control plane and after every restart. That of
-	// NewRoutesApart ends in what says so.
+	// NewRoutes ends in what says so.
 	Version string
 	Body    *anypb.Any
 	// Endpoints is set on a cluster that gets its endpoints by EDS: the name of the assignment that has to follow the
@@ -68,13 +68,14 @@ func NewResource(name string, m proto.Message) (*Resource, error) {
 	return NewRawResource(name, "type.googleapis.com/"+string(m.ProtoReflect().Descriptor().FullName()), value), nil
 }
 
-// NewRoutesApart makes a route configuration whose virtual hosts go behind it, which its version tells.
-func NewRoutesApart(name string, m proto.Message) (*Resource, error) {
+// NewRoutes makes a route configuration for a client that gets virtual hosts by themselves, which its version tells.
+// hostsApart says that those of this one go behind it: others have theirs within at any client.
+func NewRoutes(name string, m proto.Message, hostsApart bool) (*Resource, error) {
 	r, err := NewResource(name, m)
 	if err != nil {
 		return nil, err
 	}
-	r.HostsApart = true
+	r.HostsApart = hostsApart
 	r.Version += apartMark
 	r.frame = newFrame(r)
 	r.Body.Value = r.frame.value

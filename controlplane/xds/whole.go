@@ -8,13 +8,13 @@ import (
 // Envoy of 1.37 to 1.39 forgets, and does not end, its subscription to the virtual hosts of a route configuration that becomes
 // whole. Once the listeners that refer to the route configuration have gone, the next virtual hosts of that name crash it,
 // removals too. What made the route configuration whole was another control plane; so it is told by what the client comes
-// with: a route configuration of a version that does not say that its virtual hosts are apart, or virtual hosts of one that
+// with: a route configuration of a version that was not made for a client of virtual hosts apart, or virtual hosts of one that
 // it does not have. Such a client gets route configurations whole, and no answer that concerns virtual hosts. It goes on
 // claiming those that it had, and so it is told whenever it comes again, with whole route configurations or with none. What
 // cannot be told is one that had no virtual hosts at all before it was whole, and is no longer there.
 
-// apartMark ends the version of a route configuration whose virtual hosts are apart. It comes before what says that the
-// version is provisional.
+// apartMark ends the version of each route configuration for a client that gets virtual hosts apart, also of one that always
+// has its own within. It comes before what says that the version is provisional.
 const apartMark = "+"
 
 // WholeKeeper is a Proxy whose client may be unable to go back from whole route configurations to virtual hosts apart.
