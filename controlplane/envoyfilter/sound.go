@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
@@ -43,6 +44,9 @@ func mayRoute(f *hcmv3.HttpFilter) bool {
 }
 
 func soundListener(l *listenerv3.Listener) error {
+	if len(chains(l)) == 0 && l.GetAddress().GetSocketAddress().GetProtocol() != corev3.SocketAddress_UDP {
+		return errors.New("no filter chain is left")
+	}
 	matches := map[string]string{}
 	for _, chain := range l.GetFilterChains() {
 		m := chain.GetFilterChainMatch()

@@ -49,12 +49,13 @@ type crowded struct {
 	// has is what there is for each proxy; had is what there was when the changes in since began.
 	has, had []map[string]map[string]string
 	since    xds.Change
+	sound    sound
 	// touched is how often the virtual hosts of a proxy were looked at, and whole how often all of them were touched.
 	touched, whole int
 }
 
 func newCrowded(t *testing.T) *crowded {
-	m := &crowded{testMesh: newTestMesh(t, &meshconfig.MeshConfig{}, alwaysThere)}
+	m := &crowded{testMesh: newTestMesh(t, &meshconfig.MeshConfig{}, alwaysThere), sound: sound{}}
 	for _, description := range crowdProxies {
 		m.proxies = append(m.proxies, proxy(t, description))
 		m.has = append(m.has, versions(t, m.snap, m.proxies[len(m.proxies)-1]))
@@ -104,7 +105,8 @@ func keyOf(name string) config.Key {
 	return config.Key{Kind: config.Kind(kind), Namespace: namespace, Name: name}
 }
 
-// step makes one change of some edits, and checks that it names all that differs for each proxy.
+// step makes one change of some edits, and checks that it names all that differs for each proxy, and that Envoy would take
+// all that is made.
 func (m *crowded) step(edits []string) {
 	changed, whole := []config.Key{}, false
 	for _, edit := range edits {
@@ -126,6 +128,7 @@ func (m *crowded) step(edits []string) {
 		checkAffected(m, what, m.has[i], after, touches)
 		checkNamed(m, what, m.snap, p, after, touches)
 		checkAffected(m, what+", changes in one", m.had[i], after, translate.Affected(m.snap, p, m.since.(snapshot.Change)))
+		m.sound.check(m, what, m.snap, p)
 		m.has[i] = after
 		m.touched++
 		if touches[xds.VirtualHostType].All {

@@ -55,9 +55,15 @@ func (c crowd) filter() string {
 		"targetRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: edge}], ")+"configPatches: ["+patch+"]")
 }
 
+// plugin is of one type for good: Envoy refuses the other's configuration until it has taken the listeners for it.
 func (c crowd) plugin() string {
-	return document("extensions.istio.io/v1alpha1", "WasmPlugin", c.numbered("w", 2), c.anyNamespace(), c.selector()+
-		c.of("", "phase: AUTHN, ", "type: NETWORK, ", "match: [{mode: CLIENT}], ", "match: [{ports: [{number: 80}]}], ", "priority: 7, ")+c.of("url: 'file:///a.wasm'", "url: 'oci://registry.example/b:1'"))
+	name, spec := c.numbered("w", 2), c.selector()
+	if c.IntN(5) == 0 {
+		name, spec = "n0", spec+"type: NETWORK, "
+	}
+	return document("extensions.istio.io/v1alpha1", "WasmPlugin", name, c.anyNamespace(), spec+
+		c.of("", "phase: AUTHN, ", "phase: AUTHZ, ", "phase: STATS, ", "match: [{mode: CLIENT}], ", "match: [{ports: [{number: 80}]}], ", "priority: 7, ",
+			"failStrategy: FAIL_OPEN, ", "pluginName: x, pluginConfig: {a: [1, {b: c}]}, ", "vmConfig: {env: [{name: A, value: b}]}, ")+c.of("url: 'file:///a.wasm'", "url: 'oci://registry.example/b:1'"))
 }
 
 func (c crowd) proxyConfig() string {

@@ -361,18 +361,28 @@ func (p *plane) startEnvoy(version, description, id string) *envoy {
 func (e *envoy) settled() {
 	e.t.Helper()
 	eventually(e.t, func() string {
-		stats := e.get("/stats?filter=warming|create_failure|update_rejected&usedonly")
-		for _, line := range strings.Split(stats, "\n") {
-			name, value, ok := strings.Cut(strings.TrimSpace(line), ": ")
-			if ok && value != "0" {
-				if strings.Contains(name, "create_failure") || strings.Contains(name, "rejected") {
-					e.t.Fatalf("%s: %s\n%s", name, value, e.log)
-				}
-				return line
-			}
+		wrong, pending := e.state()
+		if wrong != "" {
+			e.t.Fatalf("%s\n%s", wrong, e.log)
 		}
-		return ""
+		return pending
 	})
+}
+
+// state says what could not be made, and what is warming.
+func (e *envoy) state() (wrong, pending string) {
+	stats := e.get("/stats?filter=warming|create_failure|update_rejected&usedonly")
+	for _, line := range strings.Split(stats, "\n") {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), ": ")
+		if !ok || value == "0" {
+			continue
+		}
+		if strings.Contains(name, "create_failure") || strings.Contains(name, "rejected") {
+			return line, ""
+		}
+		pending = line
+	}
+	return "", pending
 }
 
 func (e *envoy) get(path string) string {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -133,21 +134,27 @@ func (e *envoy) taste(p *plane, version, document string) (complaint string) {
 func (e *envoy) tasteMesh(p *plane, version string, m *testMesh) (complaint string) {
 	e.t.Helper()
 	for _, description := range oddProxies {
-		p.push(state{snap: m.snap, as: elsewhere(proxy(e.t, description), version)}, snapshot.Change{Full: true})
-		eventually(e.t, func() string {
-			wrong, pending := p.state(1)
-			if wrong != "" {
-				complaint = wrong
-				return ""
-			}
-			return pending
-		})
-		if complaint != "" {
+		if complaint := e.tasteAs(p, m, elsewhere(proxy(e.t, description), version)); complaint != "" {
 			return complaint
 		}
-		e.settled()
 	}
 	return ""
+}
+
+// tasteAs is tasteMesh for one proxy.
+func (e *envoy) tasteAs(p *plane, m *testMesh, as *translate.Proxy) (complaint string) {
+	e.t.Helper()
+	p.push(state{snap: m.snap, as: as}, snapshot.Change{Full: true})
+	eventually(e.t, func() (pending string) {
+		if complaint, pending = p.state(1); complaint == "" && pending == "" {
+			complaint, pending = e.state()
+		}
+		if complaint != "" {
+			return ""
+		}
+		return pending
+	})
+	return complaint
 }
 
 var oddProxies = []string{
