@@ -120,6 +120,22 @@ func TestWaitHasTheDefaultsOfTheContract(t *testing.T) {
 	}
 }
 
+func TestLocalhostIsEitherLoopbackAddress(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		_, port, err := net.SplitHostPort(serveAt(t, address, func(http.ResponseWriter, *http.Request) {}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := execute(newWaitCommand(), "--url=http://localhost:"+port+"/healthz/ready"); err != nil {
+			t.Errorf("wait at %s: %v", address, err)
+		}
+		if err := request(t.Context(), io.Discard, http.MethodGet, "http://localhost:"+port+"/", ""); err != nil {
+			t.Errorf("request at %s: %v", address, err)
+		}
+	}
+}
+
 func TestRequestKeepsTheContract(t *testing.T) {
 	t.Setenv("PROXY_BIND_ADDRESS", "127.107.32.1")
 	answer := func(port int) http.HandlerFunc {

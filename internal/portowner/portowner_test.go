@@ -19,7 +19,6 @@ func TestConflictNamesTheProcessThatHoldsThePort(t *testing.T) {
 		{"all addresses held", "0.0.0.0:0", "127.41.0.1"},
 		{"all addresses wanted", "127.41.0.1:0", "0.0.0.0"},
 		{"no host", ":0", ""},
-		{"IPv4 alone held", "0.0.0.0:0", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l, err := net.Listen("tcp", c.held)
