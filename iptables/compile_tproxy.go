@@ -1,5 +1,7 @@
 package iptables
 
+import "slices"
+
 const allBits = 1<<32 - 1
 
 // mangle are the chains that drop what belongs to no connection, and those of transparent proxying.
@@ -53,26 +55,29 @@ func (c *compiler) tproxyInbound() *chain {
 		n.leave("tproxy/passthrough-"+l.name, Match{Protocol: TCP, InInterface: loopback, Source: oneNet(l.passthrough)})
 	}
 	n.leave("tproxy/local", Match{Protocol: TCP, InInterface: loopback, Mark: &self, NotMark: true})
-	established := Match{Protocol: TCP, States: []State{Established, Related}}
-	// An answer to what a virtual machine sent past the proxy goes on to the machine.
-	established.Socket = len(c.VirtualInterfaces) > 0
-	c.inboundTProxy(n, established)
+	c.inboundTProxy(n)
 	return n
 }
 
-// inboundTProxy captures by ports: first what belongs to a connection already, then new ones.
-func (c *compiler) inboundTProxy(n *chain, established Match) {
+// inboundTProxy captures by ports: first what belongs to a connection already, then new ones. An answer to what a virtual
+// machine sent past the proxy belongs to a connection too, of which there is no socket here, and goes on to the machine.
+func (c *compiler) inboundTProxy(n *chain) {
 	captured := newChain(Mangle, chainInbound)
 	c.inboundCapture(captured, Match{Protocol: TCP}, chainTProxy)
-	for _, r := range captured.Rules {
-		if r.Verdict.Action == Jump {
-			m := established
-			m.DestinationPorts = r.Match.DestinationPorts
-			n.jump(r.ID+"-established", m, chainDivert)
-		}
-		n.Rules = append(n.Rules, r)
+	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump }) // after what is let go
+	n.Rules = append(n.Rules, captured.Rules[:first]...)
+	machines := len(c.VirtualInterfaces) > 0
+	for _, r := range captured.Rules[first:] {
+		n.jump(r.ID+"-established", Match{Protocol: TCP, States: ongoing, Socket: machines, DestinationPorts: r.Match.DestinationPorts}, chainDivert)
 	}
+	if machines {
+		n.leave("tproxy/answer-to-virtual", Match{Protocol: TCP, States: ongoing})
+	}
+	n.Rules = append(n.Rules, captured.Rules[first:]...)
 }
+
+// ongoing are the states of what belongs to a connection.
+var ongoing = []State{Established, Related}
 
 // tproxyOutput marks what has to come back as inbound traffic, and answers to clients' addresses. Those belong to the proxy
 // even where the way to the client is by an excluded interface.
