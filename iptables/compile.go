@@ -55,12 +55,14 @@ type compiler struct {
 	families Families // captured
 	refused  Families
 	dns      bool
+	open     bool     // the agent's resolver is asked by virtual machines too
 	asked    *Options // with the addresses of all families
 }
 
 func newCompiler(o *Options) *compiler {
 	c := &compiler{Options: *o, asked: o}
 	c.families, c.refused = o.capture()
+	c.open = o.resolverIsOpen(c.families)
 	c.ProxyUIDs, c.ProxyGIDs = unique(o.ProxyUIDs), unique(o.ProxyGIDs)
 	c.ExcludeOwnerGroups = unique(o.ExcludeOwnerGroups)
 	c.InboundPorts.Listed, c.InboundExcludePorts = unique(o.InboundPorts.Listed), unique(o.InboundExcludePorts)

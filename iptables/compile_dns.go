@@ -106,7 +106,11 @@ func (c *compiler) answerZones() *chain {
 		for _, name := range c.VirtualInterfaces {
 			m := dnsQuestion(UDP, resolver)
 			m.InInterface = name
-			n.add(resolverName("zone/virtual-"+name, resolver), m, zone(zoneResolver))
+			if c.open {
+				n.add(resolverName("zone/question-of-virtual-"+name, resolver), m, zone(zoneAgent))
+			} else {
+				n.add(resolverName("zone/virtual-"+name, resolver), m, zone(zoneResolver))
+			}
 		}
 		m := Match{Protocol: UDP, SourcePorts: onePort(53)}
 		if resolver.IsValid() {

@@ -91,6 +91,9 @@ func (c *compiler) virtualChain() *chain {
 	for _, p := range c.OutboundExcludePorts {
 		n.leave("virtual/exclude-port-"+p.String(), Match{Protocol: TCP, DestinationPorts: []PortRange{p}})
 	}
+	if c.dns && c.open {
+		n.jump("virtual/dns", Match{}, chainDNS)
+	}
 	c.outboundCapture(n, "virtual")
 	return n
 }

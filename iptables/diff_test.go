@@ -40,6 +40,7 @@ func TestEveryRuleThatIsMissingIsToldWithItsConsequence(t *testing.T) {
 		"TPROXY":            {flagMode, "TPROXY", flagInboundExclude, "15020", flagInterfaces, "eth9", flagDualStack, "true"},
 		"some TPROXY ports": {flagMode, "TPROXY", flagInbound, "80,90-99"},
 		"virtual TPROXY":    {flagMode, "TPROXY", flagInbound, "80,90-99", flagVirtual, "vif0"},
+		"virtual DNS":       {flagRedirectDNS, "true", flagCaptureAllDNS, "true", flagVirtual, "vif0", flagOutboundExclude, "3306", envResolver, ":15053"},
 		"refused":           {flagIPv6, "reject", flagInboundExclude, "15020", flagExcludeCIDRs, "fd00:1::/32,10.1.0.0/16", flagVirtual, "vif0", flagOutboundExclude, "3306"},
 	} {
 		rules := compiled(t, with(usual, more...)...)

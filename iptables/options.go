@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -64,6 +65,10 @@ type Options struct {
 	RedirectDNS   bool
 	CaptureAllDNS bool         // of any resolver; otherwise of DNSServers
 	DNSServers    []netip.Addr // those of resolv.conf
+	// ResolverAddress is where the agent's resolver listens, host:port; "" is on localhost. Virtual machines' DNS is captured
+	// only where it listens at every address of the families that are captured: a redirected question comes to that of the
+	// interface.
+	ResolverAddress string
 
 	DropInvalid bool
 	// LoopbackCIDR is the part of 127.0.0.0/8 that counts as the application's own: connections to it are left alone.
@@ -167,10 +172,20 @@ func (o *Options) Warnings() []string {
 	if o.RedirectDNS && o.excludesDNS() {
 		w = append(w, "DNS is not captured: --"+flagOutboundExclude+" excludes port 53")
 	}
+	if o.RedirectDNS && len(o.VirtualInterfaces) > 0 && !o.resolverIsOpen(captured) {
+		w = append(w, "DNS of what is behind --"+flagVirtual+" is not captured: the agent's resolver does not listen there; set "+
+			envResolver+" to \":15053\" for it too, and have DNS_ALLOW_FROM name who asks")
+	}
 	if o.RedirectDNS && captured&IPv6 == 0 && slices.ContainsFunc(o.DNSServers, netip.Addr.Is6) && !o.CaptureAllDNS {
 		w = append(w, "questions to resolvers with IPv6 addresses are not captured, as IPv6 is not")
 	}
 	return w
+}
+
+// resolverIsOpen tells whether the agent's resolver listens at every address of the families.
+func (o *Options) resolverIsOpen(of Families) bool {
+	host, _, err := net.SplitHostPort(o.ResolverAddress)
+	return err == nil && (host == "" || host == "::" || host == "0.0.0.0" && of&IPv6 == 0)
 }
 
 func (o *Options) excludesDNS() bool {

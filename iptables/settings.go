@@ -3,6 +3,7 @@ package iptables
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -52,6 +53,7 @@ const (
 	envGroups        = "ISTIO_OUTBOUND_OWNER_GROUPS"
 	envExcludeGroups = "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"
 	envLoopback      = "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"
+	envResolver      = "DNS_PROXY_ADDR"
 )
 
 // settings are in the order in which help and saved configurations list them.
@@ -102,6 +104,8 @@ var settings = []Setting{
 	boolean(flagCaptureAllDNS, "capture DNS to any resolver, not only to those of resolv.conf", func(o *Options) *bool { return &o.CaptureAllDNS }),
 	list(flagDNSServers, "", "resolvers whose DNS is captured (default: those of resolv.conf)", func(o *Options) *[]netip.Addr { return &o.DNSServers },
 		netip.Addr.String, func(Names) func(string) (netip.Addr, error) { return parseAddress }),
+	{Name: envResolver, Env: []string{envResolver}, NoFlag: true, Help: "where the agent's resolver listens; virtual machines' DNS is captured if that is everywhere (\":15053\")",
+		get: func(o *Options) string { return o.ResolverAddress }, set: setResolver},
 	boolean(flagDropInvalid, "drop packets that belong to no connection", func(o *Options) *bool { return &o.DropInvalid }, "INVALID_DROP"),
 	boolean(flagDualStack, "the mesh is dual stack: capture IPv4 and IPv6", func(o *Options) *bool { return &o.DualStack }, "ISTIO_DUAL_STACK"),
 	{Name: flagIPv6, Env: []string{"PILOTFISH_IPV6"}, Help: "what to do with IPv6 without --dual-stack: auto (capture it where there is no IPv4), capture, reject or pass",
@@ -230,6 +234,14 @@ func boolean(name, help string, field func(*Options) *bool, otherEnv ...string) 
 			*field(o), err = parseBool(text)
 			return err
 		}}
+}
+
+func setResolver(o *Options, text string, _ Names) error {
+	if _, _, err := net.SplitHostPort(text); text != "" && err != nil {
+		return fmt.Errorf("%q is no host:port: write it as the agent has it, localhost:15053 or \":15053\" for all addresses", text)
+	}
+	o.ResolverAddress = text
+	return nil
 }
 
 func setMark(o *Options, text string, _ Names) error {

@@ -30,6 +30,7 @@ var annotated = []struct{ annotation, option string }{
 var fromEnv = []struct{ variable, option string }{
 	{"ISTIO_META_DNS_CAPTURE", "redirect-dns"},
 	{"ISTIO_DUAL_STACK", "dual-stack"},
+	{"DNS_PROXY_ADDR", "DNS_PROXY_ADDR"},
 	{"INVALID_DROP", "drop-invalid"},
 	{"ISTIO_OUTBOUND_OWNER_GROUPS", "ISTIO_OUTBOUND_OWNER_GROUPS"},
 	{"ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"},

@@ -127,7 +127,9 @@ machine tcp mesh:3306   peer      peer      inbound
 machine tcp other:80    peer      peer      inbound
 machine tcp virtual:80  app       app       inbound
 machine udp mesh:9999   peer      peer      peer
+machine tcp resolver:53 peer      peer      inbound
 machine udp resolver:53 peer      peer      peer
+machine udp resolver2:53 peer     peer      peer
 `
 
 // connection is a row of the table.

@@ -26,6 +26,9 @@ var dnsListed = []string{
 	"proxy tcp own:53", "app", "uid tcp own:53", "app", "gid tcp own:53", "app",
 }
 
+// dnsMachine: the virtual machine's questions go to the agent too, where it listens for them.
+var dnsMachine = []string{"machine tcp *", "outbound", "machine ??p resolver*:53", "dns"}
+
 // secondProxy: the user 2000 is a proxy too.
 var secondProxy = []string{
 	"second tcp mesh:80", "peer", "second tcp resolver:53", "peer", "second tcp own:80", "inbound",
@@ -33,7 +36,7 @@ var secondProxy = []string{
 }
 
 // refusedMachine: what is only forwarded is not inbound traffic, and is refused on virtual interfaces alone.
-var refusedMachine = []string{"v6 machine tcp mesh:*", "peer", "v6 machine tcp other:80", "peer"}
+var refusedMachine = []string{"v6 machine tcp mesh:*", "peer", "v6 machine tcp other:80", "peer", "v6 machine tcp resolver:53", "peer"}
 
 // sets are the sets of options that are proven. Each replaces the one before it.
 var sets = []options{
@@ -98,7 +101,7 @@ var sets = []options{
 		"istio-local-outbound-ports-exclude=3306"}), in: true, out: true,
 		but: []string{"machine tcp *", "outbound", "machine tcp other:80", "peer", "machine tcp mesh:3306", "peer", "app tcp other:80", "peer", "app tcp *:3306", "peer"}},
 	{name: "virtual machine, destinations listed", flags: flags(dual, []string{"istio-inbound-ports=*", "istio-service-cidr=10.60.0.0/16,fd60::/16", "kube-virt-interfaces=vif0"}), in: true,
-		but: []string{"* tcp mesh:*", "outbound", "proxy tcp mesh:*", "peer", "?id tcp mesh:80", "peer", "machine tcp other:80", "peer", "machine tcp virtual:80", "app"}},
+		but: []string{"* tcp mesh:*", "outbound", "proxy tcp mesh:*", "peer", "?id tcp mesh:80", "peer", "machine tcp other:80", "peer", "machine tcp resolver:53", "peer", "machine tcp virtual:80", "app"}},
 	{name: "virtual machine, IPv6 refused", flags: flags(star, []string{"ipv6=reject", "kube-virt-interfaces=vif0"}), in: true, out: true, ipv6: "refuse",
 		but: []string{"machine tcp *", "outbound"}},
 	{name: "two users", flags: flags(star, dual, []string{"proxy-uid=1337,2000"}), in: true, out: true, but: secondProxy},
@@ -125,7 +128,19 @@ var sets = []options{
 	{name: "DNS, a group excluded", flags: flags(star, dual, dns, []string{"ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE=11"}), in: true, out: true,
 		but: flags(dnsAll, []string{"group tcp mesh:80", "peer", "group ??p resolver:53", "peer", "group tcp own:53", "app"})},
 	{name: "DNS, its port excluded", flags: flags(star, dual, dns, []string{"istio-local-outbound-ports-exclude=53"}), in: true, out: true,
-		but: []string{"* tcp resolver*:53", "peer", "* tcp own:53", "app", "peer tcp own:53", "inbound"}},
+		but: []string{"* tcp resolver*:53", "peer", "* tcp own:53", "app", "peer tcp own:53", "inbound", "machine tcp resolver:53", "inbound"}},
+	{name: "DNS, virtual machine", flags: flags(star, dual, dns, []string{"kube-virt-interfaces=vif0"}), in: true, out: true,
+		but: flags(dnsAll, []string{"machine tcp *", "outbound"})},
+	{name: "DNS, virtual machine, resolver open", flags: flags(star, dual, dns, []string{"kube-virt-interfaces=vif0", "DNS_PROXY_ADDR=:15053"}), in: true, out: true,
+		but: flags(dnsAll, dnsMachine)},
+	{name: "DNS of one resolver, virtual machine, resolver open", flags: flags(star, dual, dnsOne, []string{"kube-virt-interfaces=vif0", "DNS_PROXY_ADDR=:15053"}), in: true, out: true,
+		but: flags(dnsListed, []string{"machine tcp *", "outbound", "machine ??p resolver:53", "dns"})},
+	{name: "DNS, virtual machine, IPv6 refused, resolver open for IPv4", flags: flags(star, dns, []string{"ipv6=reject", "kube-virt-interfaces=vif0", "DNS_PROXY_ADDR=0.0.0.0:15053"}),
+		in: true, out: true, ipv6: "refuse", but: flags(dnsAll, dnsMachine)},
+	{name: "DNS, virtual machine, resolver open for IPv4 alone", flags: flags(star, dual, dns, []string{"kube-virt-interfaces=vif0", "DNS_PROXY_ADDR=0.0.0.0:15053"}), in: true, out: true,
+		but: flags(dnsAll, []string{"machine tcp *", "outbound"})},
+	{name: "TPROXY, DNS, virtual machine, resolver open", flags: flags(star, dual, tproxy, dns, []string{"kube-virt-interfaces=vif0", "DNS_PROXY_ADDR=[::]:15053"}), in: true, out: true,
+		but: flags(dnsAll, dnsMachine), transparent: true},
 	{name: "DNS, two users", flags: flags(star, dual, dns, []string{"proxy-uid=1337,2000"}), in: true, out: true,
 		but: flags(dnsAll, secondProxy, []string{"second tcp own:53", "app"})},
 	{name: "DNS, another user, the group stays", flags: flags(star, dual, dns, []string{"proxy-uid=3000", "proxy-gid=1337"}), in: true, out: true,

@@ -74,6 +74,7 @@ func randomFlags(r *rand.Rand) []string {
 	set(0.2, "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", one("127.0.0.0/8", "127.0.0.1/32", "127.0.0.0/30"))
 	set(0.3, "inbound-tunnel-port", one("15108", "15008"))
 	set(0.2, "dns-port", one("15153"))
+	set(0.5, "DNS_PROXY_ADDR", one(":15053", "0.0.0.0:15053", "localhost:15053"))
 	return flags
 }
 

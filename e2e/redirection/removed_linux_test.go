@@ -20,6 +20,7 @@ var elsewhere = map[string]string{
 	"nat inbound/port-15008":                        "the tunnel's port was let go before",
 	"nat outbound/exclude-cidr-10.57.0.0/16":        "applications have nothing to ask there; that of 10.70.0.0/16 tells",
 	"filter refuse/outbound/exclude-cidr-fd57::/16": "applications have nothing to ask there; nat outbound/exclude-cidr-fd70::/16 tells",
+	"raw zone/virtual-vif0":                         "TestVirtualMachineBehindAPodGetsAnswersToItsDNSQuestions, where the machine has the pod's address",
 	"raw zone/answer-of-proxy-uid-2000":             "the agent that answers is 1337, whose rule tells",
 }
 

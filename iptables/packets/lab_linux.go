@@ -130,6 +130,9 @@ func (l *Lab) Send(ctx context.Context, packets []Packet) ([]Arrival, error) {
 	all := make([]Arrival, len(s.attempts))
 	for i, a := range s.attempts {
 		all[i] = a.got
+		if by := s.world.passages[a.packet.Interface]; a.got.Where == Nowhere && a.got.Err == nil && a.packet.Inbound && by != nil {
+			all[i].Err = by.bare[familyOf(a.packet.Destination.Addr())]
+		}
 	}
 	return all, nil
 }

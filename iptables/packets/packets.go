@@ -88,6 +88,10 @@ var ErrNoRoute = errors.New("the namespace has no route there")
 // ErrNoPassage is returned for packets that cannot be sent by the interface that they should pass.
 var ErrNoPassage = errors.New("packets cannot be sent as those of the interface")
 
+// ErrNoAddress is told of packets that came in by an interface without an address of their family, and were dropped: the
+// kernel redirects what comes in to an address of the interface.
+var ErrNoAddress = errors.New("the kernel redirects what comes in by an interface to an address of it")
+
 // ErrBroadcast is returned for packets to an address of all on a network, which nobody connects to.
 var ErrBroadcast = errors.New("the address is that of all on a network, and nobody connects to it")
 

@@ -24,6 +24,7 @@ type passage struct {
 	strict   bool                        // of IPv4, nothing comes in that its routes do not lead back
 	closed   error                       // why nothing can come in by it
 	lacks    map[iptables.Families]error // why there is none for a family
+	bare     map[iptables.Families]error // why nothing can be redirected that comes in by it
 	err      error                       // why there is none at all
 }
 
@@ -48,7 +49,7 @@ func (w *world) readyPassages(packets []Packet) {
 }
 
 func (w *world) makePassage(name string, number int) (p *passage, err error) {
-	p = &passage{families: map[iptables.Families]ends{}, lacks: map[iptables.Families]error{}, hardware: ownHardware}
+	p = &passage{families: map[iptables.Families]ends{}, lacks: map[iptables.Families]error{}, bare: map[iptables.Families]error{}, hardware: ownHardware}
 	p.hardware[3] = byte(number)
 	if number > maxPassages {
 		return p, errors.New("there are more of them than are tested")
@@ -62,6 +63,9 @@ func (w *world) makePassage(name string, number int) (p *passage, err error) {
 	p.strict = strict(name)
 	p.closed = w.closed(p.link.Attrs())
 	for f := range w.families {
+		if p.bare[f], err = w.bare(p.link, f); err != nil {
+			return p, err
+		}
 		if err := w.leadOut(p, f, testTable+number); err != nil {
 			p.lacks[f] = fmt.Errorf("%w %s: %w", ErrNoPassage, name, err)
 		}
@@ -70,6 +74,19 @@ func (w *world) makePassage(name string, number int) (p *passage, err error) {
 		return p, nil
 	}
 	return p, w.leadIn(p)
+}
+
+// bare says of a link that it has no address of a family; nil if it has one.
+func (w *world) bare(link netlink.Link, f iptables.Families) (lack, err error) {
+	number := unix.AF_INET
+	if f == iptables.IPv6 {
+		number = unix.AF_INET6
+	}
+	have, err := w.netlink.AddrList(link, number)
+	if err == nil && len(have) == 0 {
+		lack = fmt.Errorf("%w, and %s has none of %s", ErrNoAddress, link.Attrs().Name, f)
+	}
+	return lack, err
 }
 
 // closed says why no frame can be led in by the link. One that is led to a port of a bridge would be the bridge's, which

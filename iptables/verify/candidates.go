@@ -48,6 +48,8 @@ func (s *sampler) byInterface(f iptables.Families, n names) (all []iptables.Pack
 			in := s.inbound(f, iptables.TCP, s.port)
 			in.To = netip.AddrPortFrom(to, s.port)
 			add(in)
+			in.Protocol, in.To = iptables.UDP, netip.AddrPortFrom(to, 53)
+			add(in)
 		}
 	}
 	return all

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -101,7 +102,11 @@ func TestTrafficOfInterfacesIsProven(t *testing.T) {
 	for name, change := range map[string]func(*iptables.Options){
 		"redirected": nil, "dns": choices()["dns"],
 		"transparent": func(o *iptables.Options) { o.Interception = iptables.TProxyMode },
-		"listed":      choices()["lists"], "no ipv6": choices()["no ipv6"],
+		"dns of machines too": func(o *iptables.Options) {
+			o.RedirectDNS, o.DNSServers = true, []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00::10")}
+			o.ResolverAddress = ":15053"
+		},
+		"listed": choices()["lists"], "no ipv6": choices()["no ipv6"],
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns, packets := withInterfaces(t)
@@ -247,6 +252,40 @@ func TestWhatOfAnInterfaceCanBeShownIs(t *testing.T) {
 	}
 	if n := packets(); n > 0 {
 		t.Errorf("%d packets of the tests got to a network", n)
+	}
+}
+
+// The kernel has nowhere to redirect to, and drops; what is not redirected comes in all the same.
+func TestAVirtualInterfaceWithoutAnAddressIsToldAsTheReason(t *testing.T) {
+	ns := testns.New(t)
+	attach(t, ns, "vif0", "fd98::1/64")
+	rules := compile(t, func(o *iptables.Options) {
+		o.VirtualInterfaces, o.OutboundExcludePorts = []string{"vif0"}, []iptables.PortRange{{First: 7000, Last: 7000}}
+	})
+	b := backend(t, ns)
+	if err := b.Apply(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	r := report(t, ns, b, rules)
+	const why = "to an address of it, and vif0 has none of IPv4"
+	if len(r.Failed()) == 0 {
+		t.Error("nothing fails")
+	}
+	for _, p := range r.Failed() {
+		if p.by != "vif0" || !strings.Contains(p.Subject, "IPv4") || !strings.Contains(p.Consequence, "does not get through: ") || !strings.HasSuffix(p.Consequence, why) {
+			t.Errorf("%+v", p)
+		}
+	}
+	ns.Links(t, func(h *netlink.Handle) error {
+		link, err := h.LinkByName("vif0")
+		if err != nil {
+			return err
+		}
+		a, _ := netlink.ParseAddr("192.168.122.1/24")
+		return h.AddrAdd(link, a)
+	})
+	if r := report(t, ns, b, rules); !r.OK() {
+		t.Errorf("with an address: %s", r)
 	}
 }
 

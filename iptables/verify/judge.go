@@ -84,7 +84,7 @@ func judge(s sample, e iptables.Explanation, a packets.Arrival) Proof {
 		p.OK, p.Consequence = false, p.Subject+" goes where it should, and its answer is not known for one: a firewall may drop it (another zone of connection tracking)"
 	} else if !p.OK {
 		p.Consequence = p.Subject + " " + consequence(p.Rule, want, got)
-		if a.Err != nil && got.end != iptables.Refused {
+		if a.Err != nil && got.end != iptables.Refused && (want.end == iptables.Redirected || !errors.Is(a.Err, packets.ErrNoAddress)) {
 			p.Consequence += ": " + a.Err.Error()
 		}
 	}
