@@ -16,6 +16,9 @@ const probeTime = 800 * time.Millisecond
 // shortestDrain is the least that Envoy is given: without a time it takes ten minutes, and it counts in seconds.
 const shortestDrain = time.Second
 
+// lingerTime is what the kernel has to end an Envoy that was killed by others or has crashed.
+const lingerTime = 5 * time.Second
+
 // EnvoyEndedError says that Envoy ended although nobody had asked it to, or otherwise than it was asked to.
 type EnvoyEndedError struct {
 	Exit envoy.Exit
@@ -44,14 +47,16 @@ type envoyPart struct {
 	since    time.Time // there is none
 	restarts int
 	lastEnd  *EndStatus
-	verdict  error         // of the end that was asked for
-	replaced chan struct{} // has room for one: another instance became the current one
+	givenUp  map[*instance]bool // and still there
+	verdict  error              // of the end that was asked for
+	replaced chan struct{}      // has room for one: another instance became the current one
+	doubts   chan struct{}      // has room for one: the current one was asked how it is, and was not simply well
 
 	upgrades upgrades
 }
 
 func newEnvoyPart(a *Agent) (*envoyPart, error) {
-	e := &envoyPart{Agent: a, why: "Envoy has not been started yet", since: a.Started, own: ownStats(a.Config), replaced: make(chan struct{}, 1)}
+	e := &envoyPart{Agent: a, why: "Envoy has not been started yet", since: a.Started, own: ownStats(a.Config), givenUp: map[*instance]bool{}, replaced: make(chan struct{}, 1), doubts: make(chan struct{}, 1)}
 	var err error
 	if e.counts, err = newEnvoyMetrics(a.metrics); err != nil {
 		return nil, err
@@ -174,9 +179,19 @@ func (e *envoyPart) once(ctx context.Context, binary envoy.Binary) (*instance, e
 // left to whoever replaced it.
 func (e *envoyPart) follow(ctx context.Context) *instance {
 	stay := e.orders.stay.done()
+	var lookAgain <-chan time.Time
 	for {
 		i := e.instance()
 		select {
+		case <-e.doubts:
+			if lookAgain == nil && e.lingers(i) {
+				lookAgain = time.After(lingerTime)
+			}
+		case <-lookAgain:
+			lookAgain = nil
+			if e.lingers(i) {
+				i.process.Stop(atOnce()) // in vain: another can serve meanwhile
+			}
 		case <-i.process.Done():
 			if i == e.instance() {
 				return i
@@ -193,6 +208,15 @@ func (e *envoyPart) follow(ctx context.Context) *instance {
 			}
 		}
 	}
+}
+
+// lingers says whether an Envoy was killed or has crashed, and the kernel has not ended it.
+func (e *envoyPart) lingers(i *instance) bool {
+	where := i.process.Lingers()
+	if where != "" {
+		e.Logger.Warn("Envoy was killed or has crashed, and the kernel has not ended it", "pid", i.process.PID(), "threads", where)
+	}
+	return where != ""
 }
 
 // replace makes another instance the current one, and gives the one that was.
@@ -265,10 +289,31 @@ func (e *envoyPart) verdictOfEnd() error {
 // noteState is told of each change of an instance's state.
 func (e *envoyPart) noteState(i *instance, from, to State) {
 	e.counts.moved(from, to)
-	if to == Ended {
+	if to == GivenUp {
+		e.watchGivenUp(i)
+	}
+	if to == GivenUp || to == Ended && from != GivenUp {
 		e.counts.ends.WithLabelValues(endReason(i.process.Exit())).Inc()
 	}
 	e.Logger.Debug("Envoy's state", "state", string(to), "pid", i.process.PID(), "epoch", i.epoch)
+}
+
+// watchGivenUp keeps an Envoy that was killed in vain among those of the agent until it is gone.
+func (e *envoyPart) watchGivenUp(i *instance) {
+	e.mu.Lock()
+	e.givenUp[i] = true
+	e.mu.Unlock()
+	_ = e.upgrades.keep(func() { // refused when the agent has ended, and this one with it
+		select {
+		case <-i.process.Gone():
+		case <-e.upgrades.late.Done():
+			return
+		}
+		e.mu.Lock()
+		delete(e.givenUp, i)
+		e.mu.Unlock()
+		i.buried()
+	})
 }
 
 // Health says whether Envoy takes traffic.

@@ -48,7 +48,7 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 	}
 	m.ends.WithLabelValues(string(envoy.Stopped))
 	m.ends.WithLabelValues(killedByUs)
-	for _, s := range []State{Starting, Running, Draining, Stopping} {
+	for _, s := range []State{Starting, Running, Draining, Stopping, GivenUp} {
 		m.processes.WithLabelValues(string(s))
 	}
 	if err := errors.Join(r.Register(m.processes), r.Register(m.ends), r.Register(m.restarts)); err != nil {

@@ -27,6 +27,8 @@ type EnvoyStatus struct {
 	Restarts int `json:"restarts"`
 	// LastEnd is how the last one ended that did so unasked.
 	LastEnd *EndStatus `json:"lastEnd,omitempty"`
+	// GivenUp are those that were killed, and that the kernel has not ended.
+	GivenUp []GivenUpStatus `json:"givenUp,omitempty"`
 	// Draining is set once the proxy was told to drain or to end.
 	Draining bool         `json:"draining"`
 	Drain    *DrainStatus `json:"drain,omitempty"`
@@ -44,6 +46,14 @@ type EndStatus struct {
 	Tail []string `json:"tail,omitempty"`
 	// Report is the file with all that is known of the end.
 	Report string `json:"report,omitempty"`
+}
+
+// GivenUpStatus tells of an Envoy that does not end.
+type GivenUpStatus struct {
+	PID   int       `json:"pid"`
+	Since time.Time `json:"since"`
+	// Threads are the states of its threads, and where in the kernel they wait, when it was given up.
+	Threads string `json:"threads"`
 }
 
 // DrainStatus tells what the end of the proxy waits for.
@@ -78,6 +88,10 @@ func (e *envoyPart) describe(s *EnvoyStatus) {
 		s.State, s.Since = i.status()
 		s.Reason = ""
 		s.PID, s.Epoch, s.Path, s.Version = i.process.PID(), i.epoch, i.binary.Path, i.binary.Version.String()
+	}
+	for i := range e.givenUp {
+		_, since := i.status()
+		s.GivenUp = append(s.GivenUp, GivenUpStatus{i.process.PID(), since, i.process.Exit().Remains})
 	}
 	if d := e.progress.seen(); !d.deadline.IsZero() {
 		s.Drain = &DrainStatus{Requests: d.load.requests, Connections: d.load.connections, Deadline: d.deadline}

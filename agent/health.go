@@ -91,7 +91,27 @@ func (e *envoyPart) condition() health.Condition {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
 	defer cancel()
-	return i.condition(ctx)
+	c := i.condition(ctx)
+	if c == health.Well {
+		c.Reason, c.Remedy = e.tellGivenUp()
+		return c
+	}
+	select {
+	case e.doubts <- struct{}{}:
+	default: // it is about to be looked at
+	}
+	return c
+}
+
+// tellGivenUp is for Envoys that were killed in vain; nothing where there are none.
+func (e *envoyPart) tellGivenUp() (reason, remedy string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.givenUp) == 0 {
+		return "", ""
+	}
+	return fmt.Sprintf("Envoys that were killed and that the kernel has not ended: %d", len(e.givenUp)),
+		"see in /debug/envoyz what their threads wait for (a disk, as a rule): until then they keep their memory"
 }
 
 // liveness fails when Envoy has not answered for long, nor often, although it runs. Where Envoy is about to end, or there

@@ -22,11 +22,12 @@ const (
 	Running  State = "running"  // it took traffic at least once
 	Draining State = "draining" // its clients were told to go
 	Stopping State = "stopping" // it was told to end
+	GivenUp  State = "given-up" // it was killed, and the kernel has not ended it
 	Ended    State = "ended"
 )
 
 // rank is the place of each state; a state that is not there is before all of them.
-var rank = map[State]int{Starting: 1, Running: 2, Draining: 3, Stopping: 4, Ended: 5}
+var rank = map[State]int{Starting: 1, Running: 2, Draining: 3, Stopping: 4, GivenUp: 5, Ended: 6}
 
 // instance is one Envoy process, with what it takes to ask and to end it.
 type instance struct {
@@ -124,13 +125,22 @@ func (i *instance) condition(ctx context.Context) health.Condition {
 	return c
 }
 
-// end waits for the end of the process.
+// end waits for the end of the process, or until that is given up.
 func (i *instance) end() envoy.Exit {
 	exit := i.process.Exit()
-	i.family.remove(i.process.PID())
-	i.enter(Ended)
+	if exit.Remains != "" {
+		i.enter(GivenUp)
+	} else {
+		i.buried()
+	}
 	i.admin.Close()
 	return exit
+}
+
+// buried is for an instance whose process is gone.
+func (i *instance) buried() {
+	i.family.remove(i.process.PID())
+	i.enter(Ended)
 }
 
 // leave waits for the end of the process, and removes what nobody uses any more.

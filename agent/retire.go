@@ -37,7 +37,9 @@ func (t *takeover) retire(young, old *instance) (why string) {
 	exit := old.process.Stop(stop)
 	t.standIn(young, old)
 	old.leave(t.Logger)
-	t.Logger.Info("the old Envoy has ended", "version", old.binary.Version, "pid", old.process.PID(), "because", why, "exit", exit.String())
+	if exit.Remains == "" {
+		t.Logger.Info("the old Envoy has ended", "version", old.binary.Version, "pid", old.process.PID(), "because", why, "exit", exit.String())
+	}
 	return why
 }
 
@@ -49,23 +51,29 @@ func (t *takeover) drainOld(ctx context.Context, young, old *instance) {
 	if err != nil {
 		t.Logger.Warn("new connections may still go to the old Envoy until it closes its listeners, and a few be reset then", "error", err)
 	}
-	t.tellOld(ctx, old, envoy.Drain{Graceful: true})
+	_ = t.tellOld(ctx, old, envoy.Drain{Graceful: true})
 	if !sleep(ctx, besides) {
 		return
 	}
 	if err := steering.Narrow(); err != nil {
 		t.Logger.Warn("connections could not be steered to one socket of the new Envoy", "error", err)
 	}
-	t.tellOld(ctx, old, envoy.Drain{})
+	if err := t.tellOld(ctx, old, envoy.Drain{}); err != nil {
+		if err := old.process.Unlisten(); err != nil {
+			t.Logger.Warn("new connections may go to the old Envoy until it ends, which does not answer", "error", err)
+		}
+	}
 	sleep(ctx, closing)
 }
 
-func (t *takeover) tellOld(ctx context.Context, old *instance, d envoy.Drain) {
+func (t *takeover) tellOld(ctx context.Context, old *instance, d envoy.Drain) error {
 	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
 	defer cancel()
-	if err := old.admin.DrainListeners(ctx, d); err != nil {
+	err := old.admin.DrainListeners(ctx, d)
+	if err != nil {
 		t.Logger.Warn("the old Envoy was not told to drain", "error", err)
 	}
+	return err
 }
 
 // untilTheEnd ends when an agent that is told to end has to stop its Envoys: one deadline is for all that is left to do.

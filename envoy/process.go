@@ -46,6 +46,7 @@ type Process struct {
 	output  *output
 	oom     *oomWatch
 	done    chan struct{}
+	gone    chan struct{}
 	told    sync.Once // guards exit and the close of done
 	exit    Exit      // written before done is closed
 
@@ -61,7 +62,7 @@ func Start(c Config) (*Process, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Process{log: c.Logger, done: make(chan struct{})}
+	p := &Process{log: c.Logger, done: make(chan struct{}), gone: make(chan struct{})}
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("starting Envoy: a pipe for its output: %w", err)
@@ -105,6 +106,9 @@ func (p *Process) PID() int { return p.pid }
 // Done is closed when Envoy has ended, its whole process group is gone and its output is read, or when Stop gave up.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
+// Gone is closed when Envoy has ended: after Done, where Stop gave up.
+func (p *Process) Gone() <-chan struct{} { return p.gone }
+
 // Exit tells how Envoy ended. It waits for the end.
 func (p *Process) Exit() Exit {
 	<-p.done
@@ -114,7 +118,7 @@ func (p *Process) Exit() Exit {
 // Stop ends Envoy: SIGTERM to its process group, and when the context ends before that is done, SIGKILL. It returns when
 // Envoy is gone, or when the kernel has not ended it six seconds after SIGKILL, as where a thread of it waits for a disk:
 // it ends with its owner at the latest. Envoy cuts its connections at SIGTERM: drain first (Admin.DrainListeners). Several callers may stop;
-// the first context to end decides.
+// the first context to end decides. Before SIGKILL its listeners are closed, as by Unlisten.
 func (p *Process) Stop(ctx context.Context) Exit {
 	if ctx.Err() == nil {
 		p.signal(syscall.SIGTERM)
@@ -124,6 +128,9 @@ func (p *Process) Stop(ctx context.Context) Exit {
 		case <-ctx.Done():
 			p.log.Warn("Envoy did not end by the deadline after SIGTERM, killing it", "pid", p.pid)
 		}
+	}
+	if err := p.Unlisten(); err != nil {
+		p.log.Debug("should Envoy outlive SIGKILL, it will keep its ports", "pid", p.pid, "error", err)
 	}
 	p.signal(syscall.SIGKILL)
 	timer := time.NewTimer(killGrace)
@@ -137,6 +144,29 @@ func (p *Process) Stop(ctx context.Context) Exit {
 		})
 	}
 	return p.Exit()
+}
+
+// Unlisten closes the sockets at which Envoy listens, from without and for good, where no other process has them too: one
+// that does not answer, or does not end, would leave unanswered what the kernel gives it of a port that it shares, and keep
+// a port that it does not.
+func (p *Process) Unlisten() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return nil
+	}
+	return unlisten(p.pid)
+}
+
+// Lingers says where an Envoy hangs that has been killed, or has crashed, and that the kernel has not ended yet: the states
+// of its threads. It is nothing for all others, and while a core file is written.
+func (p *Process) Lingers() (where string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended || !dying(p.pid) {
+		return ""
+	}
+	return remains(p.pid)
 }
 
 // Superseded says that another Envoy takes over and will end this one, so that an end without an error counts as Stopped.
@@ -205,6 +235,7 @@ func (p *Process) awaitEnd() {
 	if !p.conclude(exit) {
 		p.log.Info("Envoy has ended after all", "pid", p.pid)
 	}
+	close(p.gone)
 }
 
 // conclude tells how Envoy ended, unless that was told before.

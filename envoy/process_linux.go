@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -55,6 +56,45 @@ func signalGroup(pgid int, s syscall.Signal) error {
 
 func killGroup(pgid int) error { return signalGroup(pgid, syscall.SIGKILL) }
 
+// Flags of a process in /proc/<pid>/stat, from the kernel's sched.h.
+const (
+	flagExiting  = 0x4
+	flagSignaled = 0x400 // ended by a signal
+)
+
+// dying says whether the kernel has begun to end the process, or is to. Who writes a core file is busy with that.
+func dying(pid int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil || statusOf(status, "CoreDumping:") == "1" {
+		return false
+	}
+	pending, _ := strconv.ParseUint(statusOf(status, "SigPnd:"), 16, 64)
+	flags := uint64(0)
+	if fields := statOf(fmt.Sprintf("/proc/%d", pid)); len(fields) > 6 {
+		flags, _ = strconv.ParseUint(fields[6], 10, 64)
+	}
+	return pending&(1<<(syscall.SIGKILL-1)) != 0 || flags&(flagExiting|flagSignaled) != 0
+}
+
+// statusOf gives the value of a line of /proc/<pid>/status.
+func statusOf(status []byte, name string) string {
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, name); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// statOf gives what follows the name in the stat of a process or thread, beginning with its state; nothing once it is gone.
+func statOf(dir string) []string {
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+}
+
 // remains says what the kernel knows of a process that does not end: the state of each of its threads, and the function in
 // which it waits. It reads nothing that needs the process's memory, which may be locked.
 func remains(pid int) string {
@@ -62,16 +102,12 @@ func remains(pid int) string {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	var told []string
 	for _, thread := range threads[:min(len(threads), most)] {
-		stat, err := os.ReadFile(filepath.Join(thread, "stat"))
-		if err != nil {
+		fields := statOf(thread)
+		if len(fields) == 0 {
 			continue // it has ended
 		}
-		state := "?"
-		if fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(fields) > 0 {
-			state = fields[0]
-		}
 		where, _ := os.ReadFile(filepath.Join(thread, "wchan"))
-		told = append(told, fmt.Sprintf("thread %s is in state %s at %s", filepath.Base(thread), state, cmp.Or(string(where), "?")))
+		told = append(told, fmt.Sprintf("thread %s is in state %s at %s", filepath.Base(thread), fields[0], cmp.Or(string(where), "?")))
 	}
 	if len(told) == 0 {
 		return "the kernel does not know it any more"

@@ -34,6 +34,13 @@ func TestEnvoyThatTheKernelDoesNotEndIsGivenUp(t *testing.T) {
 	if said := readLine(t, holder); said != "held" {
 		t.Skipf("no process may be traced here: %s", said)
 	}
+	if where := p.Lingers(); where != "" {
+		t.Errorf("before its end: %s", where)
+	}
+	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "that it was killed and is still there", func() bool { return strings.Contains(p.Lingers(), "is in state t at ") })
 	began := time.Now()
 	e := p.Stop(ended())
 	if took := time.Since(began); took < killGrace {
@@ -49,5 +56,8 @@ func TestEnvoyThatTheKernelDoesNotEndIsGivenUp(t *testing.T) {
 		t.Error("it ended, so there was nothing to give up")
 	}
 	_ = holder.Process.Kill()
-	eventually(t, "its end once the kernel lets it", func() bool { return gone(p.PID()) })
+	<-p.Gone()
+	if where := p.Lingers(); where != "" || !gone(p.PID()) {
+		t.Errorf("after its end: %s", where)
+	}
 }

@@ -27,6 +27,10 @@ func awaitZombie(int) bool { return false }
 
 func remains(int) string { return errNotLinux().Error() }
 
+func dying(int) bool { return false }
+
+func unlisten(int) error { return errNotLinux() }
+
 func signalGroup(int, syscall.Signal) error { return errNotLinux() }
 
 func killGroup(int) error { return errNotLinux() }

@@ -99,8 +99,11 @@ func (g *socketGroup) attach(n uint32) error {
 }
 
 // duplicate takes a descriptor of a child.
-func duplicate(pid, descriptor int) (int, error) {
-	handle, err := unix.PidfdOpen(pid, 0)
+func duplicate(pid, descriptor int) (int, error) { return duplicateOf(pid, 0, descriptor) }
+
+// duplicateOf takes it of a process, or of a thread by PIDFD_THREAD.
+func duplicateOf(id, flags, descriptor int) (int, error) {
+	handle, err := unix.PidfdOpen(id, flags)
 	if err != nil {
 		return -1, err
 	}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
@@ -75,5 +76,45 @@ func TestSteeredConnectionsGoToTheNewerEnvoy(t *testing.T) {
 	connect(100) // all 100 with one by chance: 1 in 2^99
 	if old, young := taken(0), taken(1); old == 0 || young == 100 {
 		t.Errorf("once steering ended, the older Envoy took %d of 100, the newer %d", old, young-100)
+	}
+	if err := syscall.Kill(processes[0].PID(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := processes[0].Unlisten(); err != nil {
+		t.Fatal(err)
+	}
+	connect(100) // which would wait for the older Envoy for ever
+}
+
+func TestSocketsThatAnotherProcessHasTooAreNotClosed(t *testing.T) {
+	const listen = `exec python3 -c '
+import signal, socket, subprocess
+def listener():
+    s = socket.create_server(("127.107.30.2", 0))
+    s.set_inheritable(True)
+    return s
+shared = listener()
+other = subprocess.Popen(["sleep", "1000"], close_fds=False)
+own = listener()
+print(shared.getsockname()[1], own.getsockname()[1], flush=True)
+signal.pause()
+'`
+	ready := make(chan string, 1)
+	p := start(t, Config{Path: script(t, t.TempDir(), "envoy", listen), Output: onlyFirst(ready)})
+	var shared, own int
+	if _, err := fmt.Sscan(<-ready, &shared, &own); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Unlisten(); err != nil {
+		t.Fatal(err)
+	}
+	for port, open := range map[int]bool{shared: true, own: false} {
+		c, err := net.Dial("tcp", fmt.Sprintf("127.107.30.2:%d", port))
+		if (err == nil) != open {
+			t.Errorf("port %d: %v, want it open: %v", port, err, open)
+		}
+		if err == nil {
+			_ = c.Close()
+		}
 	}
 }
