@@ -23,21 +23,22 @@ const (
 type load struct {
 	connections uint64 // of all listeners
 	requests    uint64 // of HTTP; a tunnel or a stream is one request for as long as it lasts
-	// unsent are the bytes of answers that Envoy has whole, and whose clients are still reading what came before.
-	unsent uint64
+	// unsent are the bytes of answers that Envoy has whole, and whose clients are still reading what came before; unsentTCP
+	// those that it holds for clients of TCP.
+	unsent, unsentTCP uint64
 }
 
 func (l load) none() bool { return l == load{} }
 
 func (l load) String() string {
 	text := fmt.Sprintf("%d requests and %d connections", l.requests, l.connections)
-	if l.unsent > 0 {
-		text += fmt.Sprintf(", and %d bytes of answers that clients have not read yet,", l.unsent)
+	if n := l.unsent + l.unsentTCP; n > 0 {
+		text += fmt.Sprintf(", and %d bytes that clients have not read yet,", n)
 	}
 	return text
 }
 
-const loadStats = `^(listener\..*\.downstream_cx_active|http\..*\.(downstream_rq_active|downstream_cx_tx_bytes_buffered))$`
+const loadStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_rq_active|(http|tcp)\..*\.downstream_cx_tx_bytes_buffered)$`
 
 var isLoad = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(loadStats) })
 
@@ -62,6 +63,8 @@ func countLoad(stats map[string]uint64, own *regexp.Regexp) (load, error) {
 		case own.MatchString(name), strings.Contains(name, ".worker_"):
 		case isListener:
 			l.connections += n
+		case strings.HasPrefix(name, "tcp."):
+			l.unsentTCP += n
 		case strings.HasSuffix(name, "_buffered"):
 			l.unsent += n
 		default:
@@ -86,6 +89,18 @@ type count struct {
 	load
 	err      error
 	failures int // in a row, with this one
+	// busyTCP is how long the drain had gone on when bytes were last held for clients of TCP. There may be more to come for
+	// them, which does not show.
+	busyTCP time.Duration
+}
+
+// after is the count with what it takes over from the one before.
+func (c count) after(before count, ran time.Duration) count {
+	c.busyTCP = before.busyTCP
+	if c.unsentTCP > 0 {
+		c.busyTCP = ran
+	}
+	return c
 }
 
 // enough says whether a drain that went on for so long may end, and why.
@@ -95,17 +110,17 @@ func (s ShutdownConfig) enough(c count, ran time.Duration) (why string, ok bool)
 		return "", false
 	case c.failures >= countFailures:
 		return fmt.Sprintf("what it serves cannot be counted: %v", c.err), ran >= s.Linger
-	case c.err != nil, c.requests > 0, c.unsent > 0:
+	case c.err != nil, c.requests > 0, c.unsent > 0, c.unsentTCP > 0:
 		return "", false
 	case c.connections == 0:
 		return "no request and no connection is left", true
 	}
-	return fmt.Sprintf("no request is left, and its %d connections had their time", c.connections), ran >= s.Linger && !s.WhenIdle
+	return fmt.Sprintf("no request is left, and its %d connections had their time", c.connections), ran-c.busyTCP >= s.Linger && !s.WhenIdle
 }
 
 // pause is how long to wait for the next look: not beyond the moment at which something changes by itself.
-func (s ShutdownConfig) pause(pace, ran time.Duration) time.Duration {
-	for _, moment := range []time.Duration{s.Minimum, s.Linger} {
+func (s ShutdownConfig) pause(pace, ran, busyTCP time.Duration) time.Duration {
+	for _, moment := range []time.Duration{s.Minimum, busyTCP + s.Linger} {
 		if moment > ran {
 			pace = min(pace, moment-ran)
 		}
@@ -120,7 +135,7 @@ func (n *ending) wait(ctx context.Context) string {
 	progress, pace := began.Add(progressEvery), firstCount
 	var c count
 	for {
-		c = n.look(ctx, c)
+		c = n.look(ctx, c).after(c, time.Since(began))
 		why, ok := n.plan.enough(c, time.Since(began))
 		switch {
 		case ctx.Err() != nil:
@@ -138,7 +153,7 @@ func (n *ending) wait(ctx context.Context) string {
 			progress = now.Add(progressEvery)
 			n.Logger.Info("still draining", "requests", c.requests, "connections", c.connections, "left", time.Until(n.deadline).Round(time.Second))
 		}
-		sleep(ctx, n.plan.pause(pace, time.Since(began)))
+		sleep(ctx, n.plan.pause(pace, time.Since(began), c.busyTCP))
 		pace = min(pace*3/2, rarestCount)
 	}
 }
@@ -159,6 +174,6 @@ func (n *ending) cut(ctx context.Context, c count) string {
 	if c.none() || context.Cause(ctx) == errGone {
 		return why
 	}
-	n.bad = context.Cause(ctx) == errTimeOver && (c.requests > 0 || c.unsent > 0)
+	n.bad = context.Cause(ctx) == errTimeOver && (c.requests > 0 || c.unsent > 0 || c.unsentTCP > 0)
 	return fmt.Sprintf("%s; %s are cut", why, c.load)
 }

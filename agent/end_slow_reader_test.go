@@ -11,10 +11,14 @@ import (
 	"testing"
 	"time"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3" // for the JSON of listeners
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // TestAnswerThatIsReadSlowlyIsSentWhole: to Envoy the request is over once it has the answer in its memory, while the client
@@ -58,4 +62,51 @@ func TestAnswerThatIsReadSlowlyIsSentWhole(t *testing.T) {
 		t.Errorf("%d bytes of %d: %v", n, size, err)
 	}
 	r.exit()
+}
+
+const tcpListener = `{"name": "tcp", "address": {"socketAddress": {"address": %q, "portValue": 9001}}, "trafficDirection": "INBOUND",
+ "filterChains": [{"filters": [{"name": "tcp", "typedConfig": {
+  "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", "statPrefix": "app", "cluster": "app"}}]}]}`
+
+// TestTCPThatIsReadSlowlyIsSentWhole: what Envoy has for a client that has not read it is no connection that had its time.
+func TestTCPThatIsReadSlowlyIsSentWhole(t *testing.T) {
+	const size = 24 << 20 // more than the kernel and Envoy keep of a connection
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			app, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = app.Close() })
+			go func() {
+				if c, err := app.Accept(); err == nil {
+					_, _ = c.Write(make([]byte, size))
+					_ = c.Close()
+				}
+			}()
+			s := newSetup(t, fmt.Sprintf("127.102.12.%d", n+1))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("0.5s"), "TERMINATION_GRACE_PERIOD=2m")
+			s.cp.more = []*listenerv3.Listener{message(t, &listenerv3.Listener{}, tcpListener, s.address)}
+			s.cp.clusters = []*clusterv3.Cluster{message(t, &clusterv3.Cluster{}, appCluster, app.Addr().(*net.TCPAddr).Port)}
+			s.cp.start(t)
+			r := s.start(t)
+			r.waitReady()
+			conn, err := net.Dial("tcp", s.address+":9001")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			r.signal(syscall.SIGTERM)
+			r.waitState(Draining)
+			time.Sleep(2 * time.Second) // four times what connections without a request are given
+			if n, err := io.Copy(io.Discard, conn); n != size-1 || err != nil {
+				t.Errorf("%d bytes of %d: %v", n+1, size, err)
+			}
+			r.endsWith(0)
+		})
+	}
 }

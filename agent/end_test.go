@@ -354,6 +354,9 @@ func TestDrainIsEnoughWhenNothingIsLeftToWaitFor(t *testing.T) {
 		{"nothing", plain, count{}, 0, true},
 		{"a request", plain, count{load: load{requests: 1, connections: 1}}, 20 * s, false},
 		{"an answer that is not read yet", plain, count{load: load{unsent: 1, connections: 1}}, 20 * s, false},
+		{"TCP that is not read yet", plain, count{load: load{unsentTCP: 1, connections: 1}}, 20 * s, false},
+		{"TCP that was read a moment ago", plain, count{load: load{connections: 1}}.after(count{busyTCP: 16 * s}, 20*s), 20 * s, false},
+		{"TCP that was read a while ago", plain, count{load: load{connections: 1}}.after(count{busyTCP: 15 * s}, 20*s), 20 * s, true},
 		{"a connection that has its time", plain, count{load: load{connections: 1}}, 4 * s, false},
 		{"a connection that had its time", plain, count{load: load{connections: 1}}, 5 * s, true},
 		{"nothing, before the minimum", idle, count{}, 4 * s, false},
@@ -384,8 +387,10 @@ func TestOwnListenersDoNotHoldUpTheEnd(t *testing.T) {
 		"listener.0.0.0.0_8080.downstream_cx_active":                     20,
 		"listener.[__]_15006.downstream_cx_active":                       3,
 		"http.inbound_0.0.0.0_8080;.downstream_rq_active":                2,
+		"http.inbound_0.0.0.0_8080;.downstream_cx_tx_bytes_buffered":     7,
+		"tcp.inbound|9000||.downstream_cx_tx_bytes_buffered":             5,
 	}, ownStats(resolve(t, env())))
-	if want := (load{connections: 23, requests: 2}); err != nil || got != want {
+	if want := (load{connections: 23, requests: 2, unsent: 7, unsentTCP: 5}); err != nil || got != want {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 	if _, err := countLoad(map[string]uint64{"http.x.downstream_rq_active": 0}, ownStats(resolve(t, env()))); err == nil {

@@ -141,13 +141,15 @@ func (t *takeover) watchEnough(ctx context.Context, old *instance) (enough <-cha
 		defer close(done)
 		look, end := t.oldLoad(old)
 		defer end()
+		var c count
 		for sleep(ctx, retirePoll) {
 			seen, err := look(ctx)
 			if err != nil {
 				t.Logger.Debug("what the old Envoy serves is not known", "error", err)
 				continue
 			}
-			if why, ok := t.Config.Shutdown.enough(count{load: seen}, time.Since(began)); ok {
+			c = count{load: seen}.after(c, time.Since(began))
+			if why, ok := t.Config.Shutdown.enough(c, time.Since(began)); ok {
 				found <- why
 				return
 			}
