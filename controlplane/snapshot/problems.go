@@ -30,6 +30,7 @@ func (s *Snapshot) Problems() []config.Problem {
 		c.gatewayConflicts()
 		c.sharedAddresses()
 		c.portProtocols()
+		c.externalNames()
 		c.selectors()
 		c.withoutSidecar()
 		c.peerPorts()
@@ -312,9 +313,41 @@ func (c *checker) destinationRules() {
 		}
 		c.callers(r)
 		c.clientCredentials(r, "spec.trafficPolicy", spec.GetTrafficPolicy())
+		c.outliers(r, "spec.trafficPolicy", spec.GetTrafficPolicy(), nil)
 		for i, s := range spec.GetSubsets() {
-			c.clientCredentials(r, fmt.Sprintf("spec.subsets[%d].trafficPolicy", i), s.GetTrafficPolicy())
+			at := fmt.Sprintf("spec.subsets[%d].trafficPolicy", i)
+			c.clientCredentials(r, at, s.GetTrafficPolicy())
+			c.outliers(r, at, s.GetTrafficPolicy(), s.GetLabels())
 		}
+	}
+}
+
+// outliers tells of outlier detection that leaves no endpoint out, since all the endpoints there are do not make one by the
+// percentage that may be: Envoy takes it for a limit, and Istio's 10 % is for ten endpoints or more.
+func (c *checker) outliers(r *config.Resource, at string, p *networking.TrafficPolicy, subset map[string]string) {
+	c.leavesNoneOut(r, at+".outlierDetection", p.GetOutlierDetection(), subset)
+	for i, ps := range p.GetPortLevelSettings() {
+		c.leavesNoneOut(r, fmt.Sprintf("%s.portLevelSettings[%d].outlierDetection", at, i), ps.GetOutlierDetection(), subset)
+	}
+}
+
+func (c *checker) leavesNoneOut(r *config.Resource, field string, o *networking.OutlierDetection, subset map[string]string) {
+	svc := c.service(r.Spec.(*networking.DestinationRule).GetHost(), r.Namespace)
+	if o == nil || svc == nil || svc.Resolution != registry.Static {
+		return
+	}
+	perPort, most := map[uint32]int{}, 0
+	for _, e := range c.s.Registry.Endpoints(svc) {
+		if Selects(subset, e.Labels) {
+			perPort[e.ServicePort]++
+			most = max(most, perPort[e.ServicePort])
+		}
+	}
+	percent := cmp.Or(o.GetMaxEjectionPercent(), 10)
+	if most > 1 && most*int(percent) < 100 {
+		c.find(config.Questionable, r, field+".maxEjectionPercent", fmt.Sprint(percent),
+			fmt.Sprintf("no endpoint is ever left out: %d%% of the %d that %s has are less than one", percent, most, svc.Hostname),
+			fmt.Sprintf("set maxEjectionPercent to %d or more; 100 where calls may fail over to other localities", (100+most-1)/most))
 	}
 }
 

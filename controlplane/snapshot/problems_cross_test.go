@@ -120,6 +120,10 @@ func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
 			`no RequestAuthentication verifies tokens for these workloads`},
 		"a method on a TCP port": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: db}}, action: DENY, rules: [{to: [{operation: {methods: [GET]}}]}]}`),
 			`only HTTP has it, and these ports are not HTTP: db.shop.svc.cluster.local:5432: the rule matches there without regard to it`},
+		"outlier detection that leaves none of two out": {traffic("WorkloadEntry", "reviews-2", "{address: 10.0.0.3, serviceAccount: reviews, labels: {app: reviews, version: v2, security.istio.io/tlsMode: istio}}") + traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 1}}}"),
+			`DestinationRule shop/x: spec.trafficPolicy.outlierDetection.maxEjectionPercent: "10": no endpoint is ever left out: 10% of the 2 that reviews.shop.svc.cluster.local has are less than one (set maxEjectionPercent to 50 or more`},
+		"an external name of the mesh": {document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: reviews.shop.svc.cluster.local, ports: [{port: 80, name: http}]}"),
+			`Service shop/other: spec.externalName: "reviews.shop.svc.cluster.local": it is a service of the mesh, and called as one outside`},
 		"two services of one address": {traffic("ServiceEntry", "a", `{hosts: [a.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`) +
 			traffic("ServiceEntry", "b", `{hosts: [b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`),
 			`ServiceEntry shop/b: spec.addresses[0]: "10.9.9.9": a.example.com has the address 10.9.9.9 and the port 1 too`},
@@ -148,6 +152,9 @@ func TestWhatOnlyLooksLikeAMistakeIsNotTold(t *testing.T) {
 		"a match for one of two gateways": traffic("VirtualService", "x", "{hosts: [reviews.example.com], gateways: [edge, mesh], http: [{match: [{gateways: [shop/edge], port: 80}], "+toReviews+"}]}"),
 		"a Sidecar's TLS in the place of the mesh's": policy("PeerAuthentication", "x", "{selector: {matchLabels: {version: v1}}, portLevelMtls: {8080: {mode: DISABLE}}}") +
 			traffic("Sidecar", "x", "{workloadSelector: {labels: {app: reviews}}, ingress: [{port: {number: 8080, protocol: HTTPS, name: https}, defaultEndpoint: '127.0.0.1:80', tls: {mode: SIMPLE, serverCertificate: /c, privateKey: /k}}]}"),
+		"an external name outside":    document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: a.example.com, ports: [{port: 80, name: http}]}"),
+		"outlier detection of halves": traffic("WorkloadEntry", "reviews-2", "{address: 10.0.0.3, serviceAccount: reviews, labels: {app: reviews, version: v2, security.istio.io/tlsMode: istio}}") + traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 1, maxEjectionPercent: 50}}}"),
+		"outlier detection of one":    traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 1}}}"),
 		"subsets in two rules": traffic("DestinationRule", "a", "{host: reviews, subsets: [{name: v1, labels: {version: v1}}]}") +
 			traffic("DestinationRule", "b", "{host: reviews, trafficPolicy: {}}"),
 		"permissive and plaintext": traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {tls: {mode: DISABLE}}}"),

@@ -38,3 +38,25 @@ func (c *checker) emptySubset(v *VirtualService, d placed, svc *registry.Service
 		fmt.Sprintf("none of the endpoints of %s has the labels %s: what is routed there is answered with 503", svc.Hostname, labelText(subset.GetLabels())),
 		"correct the labels of the subset or of the workloads")
 }
+
+// externalNames tells of Services of type ExternalName that lead to a service of the mesh: these are called as what is outside.
+func (c *checker) externalNames() {
+	for _, svc := range c.w.services {
+		if !svc.Kubernetes || !svc.External {
+			continue
+		}
+		r := c.s.Registry.Document(svc)
+		if r == nil {
+			continue
+		}
+		spec, ok := r.Spec.(*config.ServiceSpec)
+		if !ok || spec.Type != "ExternalName" {
+			continue
+		}
+		if to := c.service(strings.TrimSuffix(spec.ExternalName, "."), r.Namespace); to != nil {
+			c.find(config.Questionable, r, "spec.externalName", spec.ExternalName,
+				fmt.Sprintf("it is a service of the mesh, and called as one outside: by DNS, without mutual TLS and the rules for %s", to.Hostname),
+				fmt.Sprintf("call it by its own name, or route %s there by a VirtualService", svc.Name))
+		}
+	}
+}
