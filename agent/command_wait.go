@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
@@ -62,25 +63,7 @@ const shortestPeriod = 10 * time.Millisecond
 // directClient asks the proxy's own ports: past an HTTP proxy that the environment names, and with a connection for each
 // request, since a listener that drains keeps the old ones.
 func directClient(timeout time.Duration) *http.Client {
-	return &http.Client{Timeout: timeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialLocalhost}}
-}
-
-// dialLocalhost knows both loopback addresses by the name localhost, whatever the machine's list of names says (RFC
-// 6761): where there is IPv6 alone, Envoy is at the other one.
-func dialLocalhost(ctx context.Context, network, address string) (net.Conn, error) {
-	var dialer net.Dialer
-	host, port, err := net.SplitHostPort(address)
-	if err != nil || host != "localhost" {
-		return dialer.DialContext(ctx, network, address)
-	}
-	conn, err := dialer.DialContext(ctx, network, net.JoinHostPort("127.0.0.1", port))
-	if err == nil || ctx.Err() != nil {
-		return conn, err
-	}
-	if conn, v6 := dialer.DialContext(ctx, network, net.JoinHostPort("::1", port)); v6 == nil {
-		return conn, nil
-	}
-	return nil, err
+	return &http.Client{Timeout: timeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial.Localhost(&net.Dialer{})}}
 }
 
 func (w *waiter) wait(ctx context.Context) error {

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
@@ -55,7 +56,7 @@ const (
 func newScraper() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
-			DialContext:            (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
+			DialContext:            dial.Localhost(&net.Dialer{Timeout: 2 * time.Second}),
 			TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // see Application.URL
 			DisableKeepAlives:      true,
 			DisableCompression:     true, // on one machine that costs more than it saves

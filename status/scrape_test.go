@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -101,6 +102,21 @@ func TestApplicationIsAskedOverHTTPS(t *testing.T) {
 		t.Fatal(s.URL)
 	}
 	_, url := run(t, Config{Metrics: Metrics{Applications: []Application{{Name: "app", URL: s.URL}}}})
+	if a := call(t, "GET", url+"/metrics"); parse(t, a.body)["app_x"] == nil {
+		t.Errorf("%q", a.body)
+	}
+}
+
+func TestApplicationIsAskedAtEitherLoopbackAddress(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: text("app_x 1\n")}}
+	s.Start()
+	defer s.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	_, url := run(t, Config{Metrics: Metrics{Applications: []Application{{Name: "app", URL: "http://localhost:" + port}}}})
 	if a := call(t, "GET", url+"/metrics"); parse(t, a.body)["app_x"] == nil {
 		t.Errorf("%q", a.body)
 	}
