@@ -18,9 +18,12 @@ type budget struct {
 	last  time.Time
 }
 
-// envoyBudget forgives a crash now and then, and gives up on an Envoy that dies five times within seconds.
+// envoyFailures is how often an Envoy may die within seconds.
+const envoyFailures = 5
+
+// envoyBudget forgives a crash now and then, and gives up on an Envoy that dies more often than that.
 func envoyBudget() *budget {
-	return &budget{Failures: 5, HalfLife: time.Minute, MinWait: 100 * time.Millisecond, MaxWait: 10 * time.Second}
+	return &budget{Failures: envoyFailures, HalfLife: time.Minute, MinWait: 100 * time.Millisecond, MaxWait: 10 * time.Second}
 }
 
 // partBudget never gives up: a proxy with old certificates or configuration is better than none.

@@ -97,6 +97,9 @@ func (e *envoyPart) run(ctx context.Context) error {
 			return nil
 		}
 		wait, again := allowed.fail(time.Now())
+		if !again && e.stillGivenUp() > 0 {
+			wait, again = allowed.MaxWait, true // it may be that one's ports that are missing
+		}
 		before := ended.fallback.Load()
 		if (before == nil && !e.Config.Envoy.Restart) || !again {
 			e.ended(ended, exit)
@@ -296,6 +299,13 @@ func (e *envoyPart) noteState(i *instance, from, to State) {
 		e.counts.ends.WithLabelValues(endReason(i.process.Exit())).Inc()
 	}
 	e.Logger.Debug("Envoy's state", "state", string(to), "pid", i.process.PID(), "epoch", i.epoch)
+}
+
+// stillGivenUp is how many Envoys were killed in vain.
+func (e *envoyPart) stillGivenUp() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.givenUp)
 }
 
 // watchGivenUp keeps an Envoy that was killed in vain among those of the agent until it is gone.

@@ -105,12 +105,11 @@ func (e *envoyPart) condition() health.Condition {
 
 // tellGivenUp is for Envoys that were killed in vain; nothing where there are none.
 func (e *envoyPart) tellGivenUp() (reason, remedy string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if len(e.givenUp) == 0 {
+	n := e.stillGivenUp()
+	if n == 0 {
 		return "", ""
 	}
-	return fmt.Sprintf("Envoys that were killed and that the kernel has not ended: %d", len(e.givenUp)),
+	return fmt.Sprintf("Envoys that were killed and that the kernel has not ended: %d", n),
 		"see in /debug/envoyz what their threads wait for (a disk, as a rule): until then they keep their memory"
 }
 

@@ -141,6 +141,66 @@ func TestEnvoyThatIsKilledAndDoesNotEndIsReplacedAllTheSame(t *testing.T) {
 	}
 }
 
+// alsoListens gives this process the listening sockets of another, which are then not that one's alone.
+func alsoListens(t *testing.T, pid int) (end func()) {
+	t.Helper()
+	handle, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(handle) }()
+	var own []int
+	for descriptor := range 200 {
+		fd, err := unix.PidfdGetfd(handle, descriptor, 0)
+		if err != nil {
+			continue
+		}
+		if listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil && listens == 1 {
+			own = append(own, fd)
+		} else {
+			_ = unix.Close(fd)
+		}
+	}
+	if len(own) == 0 {
+		t.Fatalf("process %d listens nowhere", pid)
+	}
+	return func() {
+		for _, fd := range own {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+func TestEnvoyIsStartedUntilThePortsOfOneThatDoesNotEndAreFree(t *testing.T) {
+	t.Parallel()
+	r := upgradable(t, "127.88.42.1", testenv.EnvoyVersion, "--restart")
+	first := r.envoy()
+	release, unlisten := hold(t, first), alsoListens(t, first)
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for _, failures := range []int{3, envoyFailures + 1} {
+		r.eventually("Envoys fail, and others are started", func() error {
+			_, _, _ = r.http("GET", "15020/healthz/ready")
+			if n := strings.Count(r.out.String(), "Envoy is started again"); n <= failures { // the first is for the end of the one that is given up
+				return fmt.Errorf("%d so far", n)
+			}
+			return nil
+		})
+	}
+	release()
+	unlisten()
+	r.eventually("Envoy serves", func() error {
+		code, body, err := r.http("GET", "15020/healthz/ready")
+		if err == nil && code != 200 {
+			err = errors.New(body)
+		}
+		return err
+	})
+	r.answers(3)
+	r.end()
+}
+
 func TestOldEnvoyThatDoesNotEndAfterAnUpgradeTakesNothingFromTheNewOne(t *testing.T) {
 	for address, way := range map[string]string{"127.88.39.1": hotRestart, "127.88.39.2": handOver} {
 		t.Run(way, func(t *testing.T) {
