@@ -22,6 +22,8 @@ type plane struct {
 	node   *node
 	dir    string
 	output *testenv.Buffer
+	cmd    *exec.Cmd
+	ended  <-chan struct{}
 }
 
 const planeDocuments = `
@@ -54,13 +56,19 @@ func newPlane(t testing.TB, n *node) *plane {
 		t.Fatal(err)
 	}
 	p.put(t, "mesh", planeDocuments)
-	p.output, _ = n.Start(t, exec.Command(testenv.Bin(t, "pilotfish"), "control-plane", "--config-dir", p.path("documents"),
-		"--state-dir", p.path("state"), "--address", n.address.String()))
+	p.start(t)
+	return p
+}
+
+func (p *plane) start(t testing.TB) {
+	t.Helper()
+	p.cmd = exec.Command(testenv.Bin(t, "pilotfish"), "control-plane", "--config-dir", p.path("documents"),
+		"--state-dir", p.path("state"), "--address", p.node.address.String())
+	p.output, p.ended = p.node.Start(t, p.cmd)
 	testenv.Eventually(t, "the control plane is ready", func() error {
-		_, err := n.get("http://" + n.address.String() + ":15014/ready")
+		_, err := p.node.get("http://" + p.node.address.String() + ":15014/ready")
 		return err
 	})
-	return p
 }
 
 func (p *plane) path(name string) string { return filepath.Join(p.dir, name) }
@@ -126,9 +134,9 @@ func newPodAt(t testing.TB, p *plane, name, address string) *pod {
 	return made
 }
 
-// startAs starts an agent with the environment and arguments of an injected sidecar. All that it starts ends with it,
+// startAs starts an agent with the environment and arguments of an injected sidecar, and more in its environment. All that it starts ends with it,
 // for Istio's leaves its Envoy behind when it is killed.
-func (p *pod) startAs(t testing.TB, agent, envoy string) *pod {
+func (p *pod) startAs(t testing.TB, agent, envoy string, extra ...string) *pod {
 	t.Helper()
 	p.cmd = exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", inItsMounts, "sh", agent, "proxy", "sidecar",
 		"--domain", books+".svc.cluster.local", "--proxyLogLevel=warning", "--proxyComponentLogLevel=misc:error",
@@ -144,6 +152,7 @@ func (p *pod) startAs(t testing.TB, agent, envoy string) *pod {
 		"ISTIO_META_WORKLOAD_NAME=" + p.name, "ISTIO_META_MESH_ID=cluster.local", "TRUST_DOMAIN=cluster.local",
 		"ISTIO_META_DNS_CAPTURE=true", "PROXY_CONFIG_XDS_AGENT=true",
 	}
+	p.cmd.Env = append(p.cmd.Env, extra...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: proxyGroup}}
 	p.output, p.ended = p.namespace.Start(t, p.cmd)
 	return p
