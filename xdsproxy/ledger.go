@@ -88,6 +88,7 @@ func (l *ledger) account(typeURL string) *account {
 	if a == nil {
 		a = &account{TypeStatus: TypeStatus{TypeURL: typeURL}, answer: StateRequested}
 		l.types[typeURL] = a
+		l.metrics.begin(typeURL)
 	}
 	return a
 }

@@ -89,6 +89,12 @@ func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error
 	return nil
 }
 
+// begin has the counters of a type at 0: of one that appears with its first rejection nobody sees the increase.
+func (m *metrics) begin(typeURL string) {
+	m.acks.WithLabelValues(shortType(typeURL))
+	m.nacks.WithLabelValues(shortType(typeURL))
+}
+
 // received measures a request.
 func (m *metrics) received(bytes int) {
 	m.mu.Lock()

@@ -74,6 +74,18 @@ func TestRejectionsThatComeAgainAndAgainAreLoggedNowAndThen(t *testing.T) {
 	}
 }
 
+func TestCountersOfATypeAreThereBeforeItsFirstRejection(t *testing.T) {
+	l := newLedger(time.Now, slog.New(slog.DiscardHandler))
+	registry := prometheus.NewRegistry()
+	if err := l.metrics.register(registry, l); err != nil {
+		t.Fatal(err)
+	}
+	l.request(delta, request{typeURL: clusterType}, response{})
+	if n, err := testutil.GatherAndCount(registry, "pilotfish_xds_nacks_total", "pilotfish_xds_acks_total"); n != 2 || err != nil {
+		t.Errorf("%d series, %v", n, err)
+	}
+}
+
 func TestRejectionsAreBookedByResourceUntilSomethingBetterComes(t *testing.T) {
 	now := time.Unix(1000, 0)
 	l := newLedger(func() time.Time { return now }, slog.New(slog.DiscardHandler))
