@@ -69,6 +69,9 @@ func typeOf(fields map[string]any) string {
 	return name
 }
 
+// unchanged fails when the file is no longer what was read of it.
+func (n *network) unchanged() error { return unchanged(n.path, n.raw) }
+
 func (n *network) name() string { return n.fields["name"].(string) }
 
 // plugins are the entries, of which a single plugin is one.

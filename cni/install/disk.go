@@ -39,7 +39,12 @@ func (d *disk) write(path string, content []byte, mode fs.FileMode) error {
 }
 
 // copy replaces a file by what can be read.
-func (d *disk) copy(path string, from io.Reader, mode fs.FileMode) (err error) {
+func (d *disk) copy(path string, from io.Reader, mode fs.FileMode) error {
+	return d.replace(path, from, mode, nil)
+}
+
+// replace does it if ready, asked at the last moment, has no objection. nil has none.
+func (d *disk) replace(path string, from io.Reader, mode fs.FileMode, ready func() error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -60,6 +65,11 @@ func (d *disk) copy(path string, from io.Reader, mode fs.FileMode) (err error) {
 	}
 	if err := temp.Close(); err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	if ready != nil {
+		if err := ready(); err != nil {
+			return err
+		}
 	}
 	return d.rename(temp.Name(), path)
 }
@@ -147,6 +157,19 @@ func (d *disk) sweep(dir string) error {
 	return nil
 }
 
+// errChanged says that somebody else has changed a file since it was read.
+var errChanged = errors.New("another program is changing it")
+
+// unchanged fails when a file is not what was read of it. Writing takes its time on a disk, and what another program wrote
+// meanwhile, which is newer than what was read, would be lost.
+func unchanged(path string, was []byte) error {
+	now, err := read(path, maxConf)
+	if err == nil && (now.exists != (was != nil) || string(now.content) != string(was)) {
+		err = fmt.Errorf("%s: %w", path, errChanged)
+	}
+	return err
+}
+
 // file is a file as it is at one moment.
 type file struct {
 	exists  bool
@@ -192,6 +215,11 @@ type change struct {
 
 // write replaces a file, unless it is as it should be, and notes what it was.
 func (c *changes) write(path string, content []byte, mode fs.FileMode) (changed bool, err error) {
+	return c.writeOver(path, content, mode, nil)
+}
+
+// writeOver does it for what was made of files that others write too: ready fails if one is no longer what it was made of.
+func (c *changes) writeOver(path string, content []byte, mode fs.FileMode, ready func() error) (changed bool, err error) {
 	was, err := read(path, maxConf)
 	if err != nil {
 		return false, err
@@ -200,7 +228,11 @@ func (c *changes) write(path string, content []byte, mode fs.FileMode) (changed 
 		return false, nil
 	}
 	c.done = append(c.done, change{path: path, was: was})
-	return true, c.disk.write(path, content, mode)
+	err = c.disk.replace(path, bytes.NewReader(content), mode, ready)
+	if errors.Is(err, errChanged) {
+		c.done = c.done[:len(c.done)-1] // nothing was done, and what it was is no longer right
+	}
+	return true, err
 }
 
 // copy replaces a large file by another, unless they are the same, and keeps what it was beside it.

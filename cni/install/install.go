@@ -62,8 +62,9 @@ func (in *Installer) Health() health.Condition {
 }
 
 // Install brings everything to where it should be, and says whether anything had to change. It may be repeated. When a
-// step fails what was done is taken back, so that the node is as it was. That there is no primary plugin yet, that a file
-// before it cannot be read, or that a kubeconfig that is there cannot be renewed, is an error after which the rest stays.
+// step fails what was done is taken back, so that the node is as it was. That there is no primary plugin yet, that another
+// program writes its file at this moment, that one before it cannot be read, or that a kubeconfig that is there cannot be
+// renewed, is an error after which the rest stays.
 func (in *Installer) Install() (changed bool, err error) {
 	done := &changes{disk: in.disk}
 	result, err := in.steps(done)
@@ -81,7 +82,7 @@ func (in *Installer) Install() (changed bool, err error) {
 var errNotRenewed = errors.New("that of before stays")
 
 func restStays(err error) bool {
-	return errors.Is(err, errNoNetwork) || errors.Is(err, errShadowed) || errors.Is(err, errNotRenewed)
+	return errors.Is(err, errNoNetwork) || errors.Is(err, errShadowed) || errors.Is(err, errNotRenewed) || errors.Is(err, errChanged)
 }
 
 func (in *Installer) steps(done *changes) (result string, err error) {
@@ -249,7 +250,7 @@ func (in *Installer) standalone(done *changes) error {
 		name = defaultStandalone
 	}
 	path, before := filepath.Join(in.config.ConfDir, name), len(done.done)
-	if err := in.rewrite(done, path, text, 0o644); err != nil {
+	if err := in.rewrite(done, path, text, 0o644, nil); err != nil {
 		return err
 	}
 	if len(done.done) > before {
@@ -268,7 +269,7 @@ func (in *Installer) chain(done *changes) error {
 	if err := in.chainInto(done, n); err != nil {
 		return err
 	}
-	return in.leave(done, filepath.Join(in.config.ConfDir, n.name(), dropInName))
+	return in.leave(done, filepath.Join(in.config.ConfDir, n.name(), dropInName), nil)
 }
 
 func (in *Installer) chainInto(done *changes, n *network) error {
@@ -281,13 +282,13 @@ func (in *Installer) chainInto(done *changes, n *network) error {
 		return err
 	}
 	if n.list {
-		return in.rewrite(done, n.path, text, 0)
+		return in.rewrite(done, n.path, text, 0, n.unchanged)
 	}
 	list := strings.TrimSuffix(n.path, filepath.Ext(n.path)) + ".conflist"
-	if err := in.rewrite(done, list, text, modeOf(n.path)); err != nil {
+	if err := in.rewrite(done, list, text, modeOf(n.path), n.unchanged); err != nil {
 		return err
 	}
-	return in.leave(done, n.path)
+	return in.leave(done, n.path, n.unchanged)
 }
 
 func modeOf(path string) fs.FileMode {
@@ -322,7 +323,7 @@ func (in *Installer) dropIn(done *changes) error {
 		in.absent = n.ours() == nil
 	}
 	before := len(done.done)
-	if err := in.rewrite(done, path, text, 0o644); err != nil {
+	if err := in.rewrite(done, path, text, 0o644, nil); err != nil {
 		return err
 	}
 	if len(done.done) > before {
@@ -334,11 +335,12 @@ func (in *Installer) dropIn(done *changes) error {
 	if text, err = n.without(); err != nil {
 		return err
 	}
-	return in.rewrite(done, n.path, text, 0)
+	return in.rewrite(done, n.path, text, 0, n.unchanged)
 }
 
-// rewrite changes a configuration file after its former state is in the undo log; mode 0 keeps the file's.
-func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.FileMode) error {
+// rewrite changes a configuration file after its former state is in the undo log, unless ready fails; mode 0 keeps the
+// file's.
+func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.FileMode, ready func() error) error {
 	was, err := read(path, maxConf)
 	if err != nil {
 		return err
@@ -352,18 +354,23 @@ func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.Fi
 	if err := in.remember(path, was, text); err != nil {
 		return err
 	}
-	_, err = done.write(behindLink(path), text, mode)
+	_, err = done.writeOver(behindLink(path), text, mode, ready)
 	return err
 }
 
-// leave takes a configuration file away that ours stands in for.
-func (in *Installer) leave(done *changes, path string) error {
+// leave takes a configuration file away that ours stands in for, unless ready fails.
+func (in *Installer) leave(done *changes, path string, ready func() error) error {
 	was, err := read(path, maxConf)
 	if err != nil || !was.exists {
 		return err
 	}
 	if filepath.Base(path) != dropInName {
 		if err := in.remember(path, was, nil); err != nil {
+			return err
+		}
+	}
+	if ready != nil {
+		if err := ready(); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/tombstone"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
+
+// mostTries is how often a configuration is read anew that another program writes meanwhile.
+const mostTries = 10
 
 // Uninstall takes the plugin away: first its place in the configuration, so that no new pod asks for it; then the
 // kubeconfig; then the binary. While sandboxes name it, whose end would fail without it, the tombstone takes its place,
@@ -21,7 +25,11 @@ func (in *Installer) Uninstall() error {
 	if err := in.sweep(); err != nil {
 		return err
 	}
-	if err := in.takeOut(); err != nil {
+	err := in.takeOut()
+	for tries := 1; errors.Is(err, errChanged) && tries < mostTries; tries++ {
+		err = in.takeOut() // of what is there now
+	}
+	if err != nil {
 		return fmt.Errorf("taking the plugin out of the CNI configuration: %w", err)
 	}
 	if in.config.Kubeconfig != "" {
@@ -67,7 +75,7 @@ func (in *Installer) restore(log *undoLog, e undoEntry) error {
 	}
 	ours := log.wrote(in.config.ConfDir, path, now)
 	if ours && e.Was != nil {
-		return in.disk.write(behindLink(path), e.Was, fs.FileMode(e.Mode))
+		return in.disk.replace(behindLink(path), bytes.NewReader(e.Was), fs.FileMode(e.Mode), func() error { return unchanged(path, now.content) })
 	}
 	if ours {
 		if err := in.disk.remove(path); err != nil {
@@ -122,7 +130,7 @@ func (in *Installer) takeOutOf(n *network) error {
 	if err != nil {
 		return err
 	}
-	return in.disk.write(behindLink(n.path), text, modeOf(n.path))
+	return in.disk.replace(behindLink(n.path), bytes.NewReader(text), modeOf(n.path), n.unchanged)
 }
 
 // bury removes the binary, or leaves the tombstone.

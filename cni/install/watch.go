@@ -40,6 +40,9 @@ func (in *Installer) round(installed bool) time.Duration {
 	in.absent, in.undone = false, ""
 	changed, err := in.Install()
 	switch {
+	case errors.Is(err, errChanged):
+		in.config.Logger.Info("the CNI configuration is looked at again", "error", err)
+		return in.config.Settle
 	case err != nil:
 		pause := in.failed(changed && !restStays(err))
 		in.config.Logger.Warn("the CNI plugin is not installed; new pods that should be captured may start without it or wait", "error", err)
