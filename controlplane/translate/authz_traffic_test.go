@@ -210,7 +210,7 @@ spec: {action: AUDIT, rules: [{to: [{operation: {paths: [/watched], ports: ["808
 		w.expect(200, "hello", func() answer { return w.firstLine("NET.1.16:3306") })
 		eventually(t, func() string {
 			stats := server.get("/stats?filter=dry_run&usedonly")
-			for _, want := range []string{"http.inbound_8080.rbac.istio_dry_run_deny_.shadow_denied: 1\n", "http.inbound_8080.rbac.istio_dry_run_allow_.shadow_denied: 3\n"} {
+			for _, want := range []string{"http.inbound_8080;.rbac.istio_dry_run_deny_.shadow_denied: 1\n", "http.inbound_8080;.rbac.istio_dry_run_allow_.shadow_denied: 3\n"} {
 				if !strings.Contains(stats, want) {
 					return want + " is not in " + stats
 				}

@@ -31,7 +31,7 @@ type hcm struct {
 func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 	mesh := v.s.Mesh
 	m := &hcmv3.HttpConnectionManager{
-		StatPrefix:        h.statPrefix,
+		StatPrefix:        h.statPrefix + ";", // its end, by which the bootstrap makes a label of it
 		CodecType:         hcmv3.HttpConnectionManager_AUTO,
 		HttpFilters:       v.httpFilters(h.traffic),
 		UseRemoteAddress:  boolean(h.traffic.side == edgeSide),
