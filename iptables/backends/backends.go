@@ -221,7 +221,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 		}
 		return in, nil
 	}
-	x, err := b.iptables(ctx, "", false)
+	x, err := t.iptables(ctx, "", false)
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +269,7 @@ func (b *Backend) Clean(ctx context.Context) error {
 		errs = append(errs, err)
 	}
 	if there {
-		errs = append(errs, b.cleanIPTables(ctx, false))
+		errs = append(errs, t.cleanIPTables(ctx, false))
 	}
 	return errors.Join(errs...)
 }
@@ -294,8 +294,8 @@ func (b *Backend) Heal(ctx context.Context) error {
 }
 
 // iptables looks for the programs.
-func (b *Backend) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bool) (*xt.Backend, error) {
-	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Locked: true, Logger: b.cfg.Logger, Inject: b.cfg.Inject})
+func (b *turn) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bool) (*xt.Backend, error) {
+	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Turn: b.Turn, Logger: b.cfg.Logger, Inject: b.cfg.Inject})
 }
 
 // ownPrefixes begin the names of our chains.
@@ -314,7 +314,7 @@ func (b *turn) hasIPTables(ctx context.Context) (bool, error) {
 }
 
 // cleanIPTables takes away what iptables has of ours.
-func (b *Backend) cleanIPTables(ctx context.Context, rulesOnly bool) error {
+func (b *turn) cleanIPTables(ctx context.Context, rulesOnly bool) error {
 	x, err := b.iptables(ctx, "", rulesOnly)
 	if err != nil {
 		return err

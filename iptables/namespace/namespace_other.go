@@ -5,6 +5,7 @@ package namespace
 import (
 	"context"
 	"errors"
+	"os"
 )
 
 var errLinux = errors.New("network namespaces are of Linux")
@@ -20,6 +21,9 @@ type Turn struct{}
 
 // Take fails.
 func Take(context.Context, int, ...func()) (*Turn, error) { return nil, errLinux }
+
+// Held is nothing.
+func (*Turn) Held() *os.File { return nil }
 
 // End has nothing to end.
 func (*Turn) End() {}

@@ -3,6 +3,7 @@ package namespace
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +15,7 @@ import (
 // goroutine.
 type Turn struct {
 	lock    int
+	held    *os.File // the lock again, for others
 	sockets map[int]socket
 }
 
@@ -80,6 +82,17 @@ func (t *Turn) Socket(protocol int) (*kernel.Socket, error) {
 	return s.Socket, s.failure
 }
 
+// Held is the lock, for a program that is started in the turn to inherit: what it does belongs to the turn, which is not
+// another's before the program has ended, although this process is killed. It is nil where there is none.
+func (t *Turn) Held() *os.File {
+	if t.held == nil {
+		if fd, err := unix.FcntlInt(uintptr(t.lock), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			t.held = os.NewFile(uintptr(fd), "lock of the network namespace")
+		}
+	}
+	return t.held
+}
+
 // Leave has the end of the turn not wait until the socket of a protocol is closed.
 func (t *Turn) Leave(protocol int) {
 	s := t.sockets[protocol]
@@ -97,6 +110,9 @@ func (t *Turn) End() {
 		default:
 			_ = s.Close()
 		}
+	}
+	if t.held != nil {
+		_ = t.held.Close()
 	}
 	if t.lock >= 0 {
 		_ = unix.Close(t.lock)

@@ -3,11 +3,16 @@ package xt
 import (
 	"fmt"
 	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
@@ -16,7 +21,7 @@ import (
 // in is a back end of the same programs in another namespace, without looking for them again.
 func (b *Backend) in(ns *testns.Namespace, inject func(string) error) *Backend {
 	c := Config{NetNS: int(ns.Handle), Flavour: b.cfg.Flavour, Logger: b.cfg.Logger, Inject: inject}
-	return &Backend{cfg: c, ns: namespace{c.NetNS}, tools: b.tools, routes: route.New(route.Config{NetNS: c.NetNS, Inject: inject})}
+	return &Backend{cfg: c, ns: namespace{fd: c.NetNS}, tools: b.tools, routes: route.New(route.Config{NetNS: c.NetNS, Inject: inject})}
 }
 
 // killedAt changes what is in force as one who is killed before the n-th step: nothing is undone. It tells whether there
@@ -159,4 +164,64 @@ func inForce(t *testing.T, b *Backend, ns *testns.Namespace) (states map[iptable
 		}
 	}
 	return states, strings.Join(decode(s).Strange, " ")
+}
+
+// A program that goes on when we are killed changes the namespace still. Nobody else may begin before it has ended: what it
+// then did would be over what he did.
+func TestWhoIsKilledHasHisTurnUntilHisProgramHasEnded(t *testing.T) {
+	const killing = "KILLED_WHILE_A_PROGRAM_RUNS"
+	if os.Getenv(killing) != "" {
+		b, err := New(t.Context(), Config{Flavour: Legacy})
+		if err == nil {
+			err = b.Apply(t.Context(), small(15001))
+		}
+		t.Fatal(err)
+	}
+	b, err := New(t.Context(), Config{Flavour: Legacy})
+	if err != nil {
+		t.Skip(err)
+	}
+	ns, folder := testns.New(t), t.TempDir()
+	program, err := exec.LookPath("iptables-legacy")
+	if err != nil {
+		t.Skip(err)
+	}
+	for end, script := range map[string]string{
+		"": "exec " + program, "-save": "exec " + program + "-save",
+		"-restore": ": > began\nwhile ! [ -e go ]; do sleep 0.01; done\n" + program + "-restore",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, "iptables-legacy"+end), []byte("#!/bin/sh\n"+script+" \"$@\"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	first.Env = append(os.Environ(), killing+"=1", "PATH="+folder+":"+os.Getenv("PATH"))
+	first.Dir = folder
+	output, gone := ns.Start(t, first)
+	testenv.Eventually(t, "the program runs", func() error {
+		_, err := os.Stat(filepath.Join(folder, "began"))
+		return err
+	})
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-gone
+	second := make(chan error, 1)
+	go func() { second <- b.in(ns, nil).Apply(t.Context(), small(15002)) }()
+	select {
+	case err := <-second:
+		t.Fatalf("the second has not waited: %v\n%s", err, output)
+	case <-time.After(time.Second):
+	}
+	if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-second; err != nil {
+		t.Fatal(err)
+	}
+	fresh := testns.New(t)
+	apply(t, b.in(fresh, nil), small(15002))
+	if got, want := everything(t, ns), everything(t, fresh); got != want {
+		t.Errorf("afterwards:\n%s\nin a fresh namespace:\n%s", got, want)
+	}
 }

@@ -10,11 +10,14 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	netlock "github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
 // namespace is the network namespace that programs are run in.
 type namespace struct {
-	fd int // 0 or less: that of the calling thread
+	fd   int           // 0 or less: that of the calling thread
+	turn *netlock.Turn // that they are part of, if they are of one
 }
 
 const (
@@ -36,6 +39,11 @@ func (n namespace) run(ctx context.Context, input, path string, args ...string) 
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "XTABLES_LOCKFILE=" + ownLock}
+	if n.turn != nil {
+		if held := n.turn.Held(); held != nil {
+			cmd.ExtraFiles = []*os.File{held}
+		}
+	}
 	cmd.Stdin = strings.NewReader(input)
 	cmd.WaitDelay = drainLimit
 	var out, trouble bounded

@@ -24,8 +24,8 @@ type Config struct {
 	Logger *slog.Logger
 	// RulesOnly leaves routing to somebody else: it is not touched, and not looked at.
 	RulesOnly bool
-	// Locked says that the caller holds the lock of the namespace, as it does more than one thing under it.
-	Locked bool
+	// Turn is the caller's at the namespace, as it does more than one thing in it; nil: each call takes one of its own.
+	Turn *netlock.Turn
 	// Inject is for tests: it is called before each step of a change, which fails where it returns an error.
 	Inject func(step string) error
 }
@@ -45,7 +45,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Backend{cfg: cfg, ns: namespace{cfg.NetNS}, routes: route.New(route.Config{NetNS: cfg.NetNS, Leave: cfg.RulesOnly, Inject: cfg.Inject})}
+	b := &Backend{cfg: cfg, ns: namespace{fd: cfg.NetNS}, routes: route.New(route.Config{NetNS: cfg.NetNS, Leave: cfg.RulesOnly, Inject: cfg.Inject})}
 	var troubles []error
 	for _, family := range families {
 		tools, err := find(ctx, family)
@@ -140,11 +140,19 @@ func (b *Backend) order(s sight, family iptables.Families) []tool {
 	return tools
 }
 
+// lock has programs run in the caller's turn at the namespace, or in one that ends with release.
 func (b *Backend) lock(ctx context.Context) (release func(), err error) {
-	if b.cfg.Locked {
+	if b.cfg.Turn != nil {
+		b.ns.turn = b.cfg.Turn
 		return func() {}, nil
 	}
-	return netlock.Lock(ctx, b.cfg.NetNS)
+	if b.ns.turn, err = netlock.Take(ctx, b.cfg.NetNS); err != nil {
+		return nil, err
+	}
+	return func() {
+		b.ns.turn.End()
+		b.ns.turn = nil
+	}, nil
 }
 
 // Read gives what is in force, of whichever flavour, in canonical form.
