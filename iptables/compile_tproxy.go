@@ -60,24 +60,21 @@ func (c *compiler) tproxyInbound() *chain {
 }
 
 // inboundTProxy captures by ports: first what belongs to a connection already, then new ones. An answer to what a virtual
-// machine sent past the proxy belongs to a connection too, of which there is no socket here, and goes on to the machine.
+// machine sent past the proxy belongs to a connection too, and goes on to the machine; that to what the proxy sent needs no
+// help. By sockets they could not be told from what is captured: of a connection that begins there is no whole one yet.
 func (c *compiler) inboundTProxy(n *chain) {
 	captured := newChain(Mangle, chainInbound)
 	c.inboundCapture(captured, Match{Protocol: TCP}, chainTProxy)
+	if len(c.VirtualInterfaces) > 0 {
+		n.leave("tproxy/answer-to-virtual", Match{Protocol: TCP, Reply: true})
+	}
 	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump }) // after what is let go
 	n.Rules = append(n.Rules, captured.Rules[:first]...)
-	machines := len(c.VirtualInterfaces) > 0
 	for _, r := range captured.Rules[first:] {
-		n.jump(r.ID+"-established", Match{Protocol: TCP, States: ongoing, Socket: machines, DestinationPorts: r.Match.DestinationPorts}, chainDivert)
-	}
-	if machines {
-		n.leave("tproxy/answer-to-virtual", Match{Protocol: TCP, States: ongoing})
+		n.jump(r.ID+"-established", Match{Protocol: TCP, States: []State{Established, Related}, DestinationPorts: r.Match.DestinationPorts}, chainDivert)
 	}
 	n.Rules = append(n.Rules, captured.Rules[first:]...)
 }
-
-// ongoing are the states of what belongs to a connection.
-var ongoing = []State{Established, Related}
 
 // tproxyOutput marks what has to come back as inbound traffic, and answers to clients' addresses. Those belong to the proxy
 // even where the way to the client is by an excluded interface.

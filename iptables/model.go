@@ -117,8 +117,8 @@ type Match struct {
 
 	// States of connection tracking, any of: "new", "established", "related", "invalid".
 	States []State `json:"states,omitempty"`
-	// Socket holds when a local socket exists to which the packet belongs (established transparent connections).
-	Socket bool `json:"socket,omitempty"`
+	// Reply holds for packets to who began the connection.
+	Reply bool `json:"reply,omitempty"`
 }
 
 // PortRange is the ports from First to Last, both included.

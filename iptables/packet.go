@@ -29,8 +29,8 @@ type Packet struct {
 	Mark     uint32
 	ConnMark uint32
 	State    State // "" is New
-	// Socket says that a process of the namespace holds the connection already.
-	Socket bool
+	// Reply says that it goes to who began the connection.
+	Reply bool
 }
 
 // Family is that of the destination.
@@ -91,8 +91,8 @@ func (m *Match) missesOwnerOrState(p *Packet) string {
 		return "another mark of the connection"
 	case len(m.States) > 0 && !slices.Contains(m.States, p.state()):
 		return "another state of the connection"
-	case m.Socket && !p.Socket:
-		return "no process here holds the connection"
+	case m.Reply && !p.Reply:
+		return "no answer"
 	}
 	return ""
 }

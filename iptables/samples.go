@@ -241,9 +241,9 @@ func (s *sampler) odd() {
 			s.packets = append(s.packets, marked, answer)
 		}
 		for _, state := range merge([]State{Established}, s.states) {
-			later, held := p, p
-			later.State, held.State, held.Socket = state, state, true
-			s.packets = append(s.packets, later, held)
+			later, reply := p, p
+			later.State, reply.State, reply.Reply = state, state, true
+			s.packets = append(s.packets, later, reply)
 		}
 		for _, source := range s.sources {
 			if familyOf(source.Addr()) == p.Family() {

@@ -65,7 +65,7 @@ func (m *Match) String() string {
 	add(m.Mark != nil, "%smarked %s", negation(m.NotMark), m.Mark)
 	add(m.ConnMark != nil, "of a connection marked %s", m.ConnMark)
 	add(len(m.States) > 0, "of %s connections", joined(m.States, func(s State) string { return string(s) }))
-	add(m.Socket, "with a socket here")
+	add(m.Reply, "in answer")
 	return strings.Join(parts, " ")
 }
 

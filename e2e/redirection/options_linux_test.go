@@ -174,6 +174,8 @@ var sets = []options{
 	{name: "TPROXY, virtual machine, exclusions", flags: flags(star, dual, tproxy, []string{"kube-virt-interfaces=vif0", "istio-service-exclude-cidr=10.70.0.0/16,fd70::/16",
 		"istio-local-outbound-ports-exclude=3306"}), in: true, out: true, transparent: true,
 		but: []string{"machine tcp *", "outbound", "machine tcp other:80", "peer", "machine tcp mesh:3306", "peer", "app tcp other:80", "peer", "app tcp *:3306", "peer"}},
+	{name: "TPROXY, second interface virtual", flags: flags(star, dual, tproxy, []string{"kube-virt-interfaces=net1"}), in: true, out: true, transparent: true,
+		but: []string{"peer tcp net1:80", "outbound"}},
 	{name: "TPROXY without inbound", flags: flags(dual, tproxy, []string{"istio-service-cidr=*"}), out: true, transparent: true,
 		but: []string{"proxy tcp own:*", "app", "proxy tcp own:15?08", "tunnel", "proxy tcp net1:80", "app", "proxy tcp loop5:80", "app", "?id tcp own:80", "app", "?id tcp own:53", "app"}},
 	{name: "everything again", flags: flags(star, dual), in: true, out: true},

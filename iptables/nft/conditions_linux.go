@@ -30,11 +30,6 @@ func (d *decoder) compare(e kernelExpr) error {
 		return d.onPayload(from, values, not)
 	case *expr.Ct:
 		return d.onConnection(from.Key, values, not)
-	case *expr.Socket:
-		if v, ok := one(values); ok && from.Key == expr.SocketKeyWildcard && !not && v[0] == 0 {
-			d.match.Socket = true
-			return nil
-		}
 	}
 	return errWords
 }
@@ -241,8 +236,15 @@ func onPorts(to *[]iptables.PortRange, values []interval) error {
 	return nil
 }
 
+// directionReply is IP_CT_DIR_REPLY of linux/netfilter/nf_conntrack_tuple_common.h.
+const directionReply = 1
+
 func (d *decoder) onConnection(key expr.CtKey, values []interval, not bool) error {
 	v, ok := one(values)
+	if ok && key == expr.CtKeyDIRECTION && !not && len(v) == 1 && v[0] == directionReply {
+		d.match.Reply = true
+		return nil
+	}
 	if !ok || len(v) != 4 {
 		return errWords
 	}

@@ -148,7 +148,7 @@ func decodeRule(s *state, chain string, k kernelRule) (iptables.Rule, error) {
 type decoder struct {
 	sets     map[string]kernelSet
 	table    iptables.Table
-	register any    // *expr.Meta, *expr.Payload, *expr.Ct, *expr.Socket, *expr.Immediate
+	register any    // *expr.Meta, *expr.Payload, *expr.Ct, *expr.Immediate
 	mask     []byte // and-ed to it
 	xor      []byte
 	match    iptables.Match
@@ -167,7 +167,7 @@ func (d *decoder) step(e kernelExpr) error {
 	switch e.name {
 	case "counter":
 		return nil
-	case "meta", "payload", "ct", "socket":
+	case "meta", "payload", "ct":
 		return d.load(e)
 	case "immediate":
 		return d.immediate(e)
@@ -210,12 +210,6 @@ func (d *decoder) load(e kernelExpr) error {
 	case "payload":
 		x := &expr.Payload{}
 		if !e.into(e.name, x) || x.OperationType != expr.PayloadLoad {
-			return errWords
-		}
-		from = x
-	case "socket":
-		x := &expr.Socket{}
-		if !e.into(e.name, x) {
 			return errWords
 		}
 		from = x

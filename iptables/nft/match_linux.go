@@ -205,9 +205,9 @@ func (c *conditions) connection(m iptables.Match) error {
 		c.other(masked(bits, 0))
 		c.compare(expr.CmpOpNeq, host(0))
 	}
-	if m.Socket { // "wildcard 0": a socket that is bound to an address, as iptables' match has it
-		c.other(&expr.Socket{Key: expr.SocketKeyWildcard, Register: 1})
-		c.compare(expr.CmpOpEq, []byte{0})
+	if m.Reply {
+		c.other(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1})
+		c.compare(expr.CmpOpEq, []byte{directionReply})
 	}
 	return nil
 }

@@ -83,7 +83,7 @@ func words(m *iptables.Match) []string {
 		}
 		add(true, "ct state %s", strings.Join(states, ","))
 	}
-	add(m.Socket, "socket wildcard 0")
+	add(m.Reply, "ct direction reply")
 	return w
 }
 

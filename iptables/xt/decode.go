@@ -94,6 +94,7 @@ var decoders = map[string]func(*decoder) error{
 	"--gid-owner": func(d *decoder) error { return d.owner(&d.rule.Match.GIDs, &d.rule.Match.NotGIDs) },
 	"--mark":      (*decoder).mark,
 	"--ctstate":   (*decoder).states,
+	"--ctdir":     (*decoder).direction,
 	"--comment":   func(d *decoder) error { return d.word(&d.rule.ID) },
 	"-j":          (*decoder).target,
 }
@@ -217,10 +218,17 @@ func parseMark(word string) (*iptables.Mark, error) {
 	return &m, nil
 }
 
-// matchModule names what the options that follow belong to. One has no options: that a process here has the connection.
+// matchModule names what the options that follow belong to.
 func (d *decoder) matchModule() error {
 	d.module = d.next()
-	d.rule.Match.Socket = d.rule.Match.Socket || d.module == "socket"
+	return nil
+}
+
+func (d *decoder) direction() error {
+	if d.next() != "REPLY" {
+		return errNoWords
+	}
+	d.rule.Match.Reply = true
 	return nil
 }
 

@@ -13,7 +13,7 @@ func FuzzRulesOfOthersAreReadAsWhatTheyAreOrNotAtAll(f *testing.F) {
 	for _, line := range []string{
 		`-d 10.0.0.0/8 ! -o lo -p tcp -m tcp ! --dport 15008 -m owner --uid-owner 1337 -m comment --comment "a \"b\" c" -j ISTIO_REDIRECT`,
 		`-p tcp -m multiport --dports 1,2,3:5 -m iprange ! --src-range 10.0.0.0-10.0.0.255 -j REDIRECT --to-ports 15001`,
-		`-p tcp -m socket -m conntrack --ctstate NEW,RELATED -j TPROXY --on-port 15006 --on-ip 0.0.0.0 --tproxy-mark 0x539/0xffffffff`,
+		`-p tcp -m conntrack --ctdir REPLY -m conntrack --ctstate NEW,RELATED -j TPROXY --on-port 15006 --on-ip 0.0.0.0 --tproxy-mark 0x539/0xffffffff`,
 		`-m mark ! --mark 0x1/0x3 -m connmark --mark 0x539 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff`,
 		`-p udp -m udp --sport 53 -j CT --zone 1`, `-i eth0 -j MARK --set-xmark 0x53a/0xffffffff`, `! -s 1.2.3.4/32 -j REJECT --reject-with tcp-reset`,
 		`-m statistic --mode random --probability 0.5 -j ACCEPT`, `-j "`, `! ! -j RETURN`, `-m owner --uid-owner 1-5 -j RETURN`,

@@ -191,8 +191,8 @@ func renderMatch(m iptables.Match) [][]string {
 	if len(m.States) > 0 {
 		add(" -m conntrack --ctstate " + renderStates(m.States))
 	}
-	if m.Socket {
-		add(" -m socket")
+	if m.Reply {
+		add(" -m conntrack --ctdir REPLY")
 	}
 	return out
 }

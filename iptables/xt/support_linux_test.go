@@ -74,7 +74,7 @@ func wordy() *iptables.RuleSet {
 			{ID: "invalid", Match: iptables.Match{States: []iptables.State{iptables.Invalid}}, Verdict: v(iptables.Drop)},
 			{ID: "established", Match: iptables.Match{Protocol: iptables.TCP, States: []iptables.State{iptables.Related, iptables.Established}},
 				Verdict: iptables.Verdict{Action: iptables.Jump, Chain: "ISTIO_DIVERT"}},
-			{ID: "socket", Match: iptables.Match{Protocol: iptables.TCP, Socket: true}, Verdict: iptables.Verdict{Action: iptables.Jump, Chain: "ISTIO_DIVERT"}},
+			{ID: "reply", Match: iptables.Match{Protocol: iptables.TCP, Reply: true}, Verdict: iptables.Verdict{Action: iptables.Jump, Chain: "ISTIO_DIVERT"}},
 			{ID: "save", Match: iptables.Match{Mark: &iptables.Mark{Value: 1337, Mask: all}}, Verdict: v(iptables.SaveMark)},
 			{ID: "not-marked", Match: iptables.Match{Mark: &iptables.Mark{Value: 1, Mask: 3}, NotMark: true, InInterface: "lo"}, Verdict: v(iptables.Return)},
 			{ID: "tproxy", Match: iptables.Match{Protocol: iptables.TCP, NotDestination: true, Destination: prefixes("127.0.0.0/8")},
