@@ -84,6 +84,8 @@ type Service struct {
 	ByName     bool       `json:"byName,omitempty"`
 	Ports      []Port     `json:"ports,omitempty"`
 	Resolution Resolution `json:"resolution"`
+	// ByInstance: it asks for no address (clusterIP: None), and callers know its instances by names below its own.
+	ByInstance bool `json:"byInstance,omitempty"`
 	// Kubernetes says that it came from a Kubernetes Service, so that short names apply.
 	Kubernetes bool `json:"kubernetes,omitempty"`
 	// External is a ServiceEntry with location MESH_EXTERNAL: no mTLS by default.

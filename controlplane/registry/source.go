@@ -82,6 +82,7 @@ func (s *source) readService(opts Options) {
 		Namespace:  namespace,
 		Aliases:    []string{name + "." + namespace, name + "." + namespace + ".svc"},
 		Kubernetes: true,
+		ByInstance: spec.ClusterIP == noClusterIP,
 		Selector:   orNil(spec.Selector),
 		ExportTo:   splitList(s.resource.Annotations[exportToAnnotation]),
 		Source:     s.resource.Key,

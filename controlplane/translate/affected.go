@@ -97,7 +97,7 @@ func (a *affected) services(change snapshot.Change) {
 
 // clusters adds the clusters that a service has, had, or may have had: whatever subsets any rule speaks of.
 func (a *affected) clusters(svc *registry.Service, types ...string) {
-	subsets := append([]string{""}, a.s.SubsetNames(svc)...)
+	subsets := append([]string{"", theInstance}, a.s.SubsetNames(svc)...)
 	for _, versions := range a.change.Resources {
 		for _, r := range versions {
 			if rule, ok := r.Spec.(*networking.DestinationRule); ok {

@@ -40,6 +40,7 @@ func (a *affected) routesOf(svc *registry.Service) {
 	for port := range a.ports(svc) {
 		a.touches.Add(xds.RouteType, strconv.FormatUint(uint64(port), 10), upstreamRoute(svc, port))
 		a.hostApart(svc.Hostname, port)
+		a.hostApart(instancesOf(svc.Hostname), port)
 	}
 	a.hostApart(svc.Hostname, 80) // of rules, for as long as it is no service
 	for _, pattern := range a.s.Patterns(svc.Hostname) {

@@ -107,7 +107,10 @@ func findOutbound(s *snapshot.Snapshot, p *Proxy, name string) (outbound, bool) 
 	}
 	port, found := svc.Port(number)
 	rule := scope.DestinationRule(svc)
-	if !found || port.Protocol == registry.UDP || subset != "" && rule.Subset(subset) == nil {
+	if !found || port.Protocol == registry.UDP {
+		return outbound{}, false
+	}
+	if subset != "" && rule.Subset(subset) == nil && !(subset == theInstance && p.callsInstances(svc, port)) {
 		return outbound{}, false
 	}
 	return newOutbound(s, p, svc, number, rule).of(subset, s, p), true
@@ -135,6 +138,15 @@ type outbound struct {
 	zoned bool
 }
 
+// theInstance stands in the place of a subset's name where requests go to the instance of a headless service that the caller
+// connected to. No subset is called so.
+const theInstance = "*"
+
+// callsInstances says whether a service's port has a cluster for that beside the one that balances requests to the service.
+func (p *Proxy) callsInstances(svc *registry.Service, port registry.Port) bool {
+	return p.captured() && svc.ByInstance && svc.Headless() && port.Protocol.IsHTTP()
+}
+
 func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
 	scope := p.scope(s)
 	out := make([]outbound, 0, len(scope.Services))
@@ -146,6 +158,9 @@ func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
 			}
 			c := newOutbound(s, p, svc, port.Number, rule)
 			out = append(out, c.of("", s, p))
+			if p.callsInstances(svc, port) {
+				out = append(out, c.of(theInstance, s, p))
+			}
 			if rule == nil {
 				continue
 			}
@@ -168,7 +183,7 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 		c.byAddress = p.captured() && !(svc.ByName && saysName(declared.Protocol))
 		c.family = p.dnsFamily(svc.Resolution)
 	case registry.Static:
-		// Bytes go to the very workload that the caller chose; requests are balanced, as rules for their hosts have it.
+		// Bytes go to the very workload that the caller chose; requests to the service are balanced, as rules for it have it.
 		declared, _ := svc.Port(port)
 		c.byAddress = svc.Headless() && !declared.Protocol.IsHTTP() && p.captured()
 	}
@@ -178,12 +193,16 @@ func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uin
 // of is the same for a subset, as a proxy calls it.
 func (c outbound) of(subset string, s *snapshot.Snapshot, p *Proxy) outbound {
 	c.subset = subset
+	c.byAddress = c.byAddress || subset == theInstance
 	c.credential = c.credentialOf(s, p)
 	c.near = c.place(p)
 	return c
 }
 
 func (c outbound) name() string { return OutboundCluster(c.svc.Hostname, c.subset, c.port) }
+
+// subsetName is the name of the subset, as a rule has it.
+func (c outbound) subsetName() string { return strings.TrimPrefix(c.subset, theInstance) }
 
 func (c outbound) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatches) (*xds.Resource, error) {
 	if c.instances == nil {
@@ -208,7 +227,7 @@ func (c outbound) build() *clusterv3.Cluster {
 		Name:            c.name(),
 		ConnectTimeout:  c.mesh.GetConnectTimeout(),
 		CircuitBreakers: circuitBreakers(traffic.ConnectionPool, traffic.RetryBudget),
-		Metadata:        serviceMetadata(c.svc, c.subset),
+		Metadata:        serviceMetadata(c.svc, c.subsetName()),
 	}
 	c.discover(cluster)
 	if cluster.LbPolicy != clusterv3.Cluster_CLUSTER_PROVIDED {

@@ -116,7 +116,7 @@ func (c outbound) security(port registry.Port, traffic snapshot.Traffic) upstrea
 func (c outbound) meshContext(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) *tlsv3.UpstreamTlsContext {
 	sni := settings.GetSni()
 	if sni == "" {
-		sni = sniName(c.svc.Hostname, c.subset, c.port)
+		sni = sniName(c.svc.Hostname, c.subsetName(), c.port)
 	}
 	common := meshCertificates(c.mesh)
 	common.ValidationContextType = meshValidation(c.identities(traffic))

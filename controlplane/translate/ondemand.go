@@ -76,7 +76,7 @@ func HasCluster(s *snapshot.Snapshot, p *Proxy, name string) bool {
 	return ok
 }
 
-var clusterNames = regexp.MustCompile(`outbound\|[0-9]+\|[-A-Za-z0-9._]*\|[-A-Za-z0-9.*]+`)
+var clusterNames = regexp.MustCompile(`outbound\|[0-9]+\|[-A-Za-z0-9._*]*\|[-A-Za-z0-9.*]+`)
 
 // NeededClusters names the clusters that a proxy has to hold although no route is to ask for them: those that filters,
 // logs and traces of its listeners call, and those that get copies of requests.

@@ -202,12 +202,25 @@ func (v view) portHosts(number uint32) []planned {
 			services = append(services, svc)
 		}
 	}
-	return v.hostsAt(services, number)
+	taken := domains{}
+	hosts := v.hostsAt(services, number, taken)
+	for _, svc := range services {
+		if port, _ := svc.Port(number); !v.p.callsInstances(svc, port) {
+			continue
+		}
+		names := taken.take(instancesOf(svc.Hostname))
+		for _, short := range v.shortNames(svc) {
+			names = append(names, taken.take(instancesOf(short))...)
+		}
+		if len(names) > 0 {
+			hosts = append(hosts, planned{host: instancesOf(svc.Hostname), port: number, domains: names, svc: svc, instances: true})
+		}
+	}
+	return hosts
 }
 
-// hostsAt are the virtual hosts of services at a port.
-func (v view) hostsAt(services []*registry.Service, number uint32) []planned {
-	taken := domains{}
+// hostsAt are the virtual hosts of services at a port, by domains that are not taken.
+func (v view) hostsAt(services []*registry.Service, number uint32, taken domains) []planned {
 	full := map[*registry.Service][]string{}
 	for _, svc := range services {
 		full[svc] = taken.take(svc.Hostname)

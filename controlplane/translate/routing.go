@@ -71,8 +71,13 @@ func (r routing) serviceRoutes(svc *registry.Service) []*routev3.Route {
 	if vs := r.scope.VirtualService(svc.Hostname); vs != nil && len(vs.Spec.GetHttp()) > 0 {
 		return r.routes(vs)
 	}
+	return r.allTo(svc, "")
+}
+
+// allTo leads all requests to a cluster of the service.
+func (r routing) allTo(svc *registry.Service, subset string) []*routev3.Route {
 	action := &routev3.RouteAction{
-		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: OutboundCluster(svc.Hostname, "", r.port)},
+		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: OutboundCluster(svc.Hostname, subset, r.port)},
 		Timeout:          duration(0),
 		RetryPolicy:      r.retries(nil),
 		HashPolicy:       hashPolicies(r.scope.DestinationRule(svc).Traffic("", r.port)),

@@ -219,7 +219,7 @@ func (v view) egressRoute(name string) (*xds.Resource, error) {
 	}
 	e := v.boundEgress()[i]
 	return v.cachedRoutes(name, func() *routev3.RouteConfiguration {
-		plan := newHostPlan(v.hostsAt(e.services(v), e.GetPort().GetNumber()))
+		plan := newHostPlan(v.hostsAt(e.services(v), e.GetPort().GetNumber(), domains{}))
 		return &routev3.RouteConfiguration{
 			Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true, VirtualHosts: v.wholeHosts(plan),
 		}

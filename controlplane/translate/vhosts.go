@@ -86,7 +86,12 @@ type planned struct {
 	svc *registry.Service
 	// rule is what its requests follow; nil where a service has none.
 	rule *snapshot.VirtualService
+	// instances: it is for the instances of a headless service, by their names.
+	instances bool
 }
+
+// instancesOf is the host of the instances of a headless service.
+func instancesOf(host string) string { return "*." + host }
 
 func (h planned) name() string { return h.host + ":" + strconv.FormatUint(uint64(h.port), 10) }
 
@@ -118,7 +123,10 @@ func (v view) plan(route string, tell func() []planned) *hostPlan {
 // virtualHost makes a planned one; nil when its rule has nothing for this caller.
 func (v view) virtualHost(h planned) *routev3.VirtualHost {
 	r := v.routing(snapshot.MeshGateway, h.port)
-	if h.svc != nil {
+	switch {
+	case h.instances:
+		return v.unhurried(virtualHost(h.host, h.port, h.domains, r.allTo(h.svc, theInstance)))
+	case h.svc != nil:
 		return v.unhurried(virtualHost(h.host, h.port, h.domains, r.serviceRoutes(h.svc)))
 	}
 	routes := r.routes(h.rule)

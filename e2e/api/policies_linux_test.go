@@ -73,6 +73,12 @@ spec: {clusterIP: None, selector: {app: server}, ports: [{name: http, port: 8080
 			if got, err := w.expect(200, "client", "http://"+host+"-each:8080/"); err != nil || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client") {
 				return fmt.Errorf("%s %v", toJSON(got), err)
 			}
+			for _, instance := range []string{"v1", "v2"} {
+				got, err := w.expect(200, "client", "http://"+instance+"."+host+"-each:8080/")
+				if err != nil || got.Server != instance || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client") {
+					return fmt.Errorf("%s: %s %v", instance, toJSON(got), err)
+				}
+			}
 			heard, err := w.say("client", host+"-each:9000", "hello", 1)
 			return is(err == nil && strings.HasSuffix(heard[0], "heard hello"), "%q %v", heard, err)
 		}},
