@@ -125,7 +125,7 @@ spec:
   host: $HOST
   trafficPolicy:
     loadBalancer: {localityLbSetting: {failoverPriority: ["version=v2"]}}
-    outlierDetection: {consecutive5xxErrors: 100}
+    outlierDetection: {consecutive5xxErrors: 100, maxEjectionPercent: 100}
 `, check: func(w *world, host string) error {
 			seen, err := w.servers(12, "client", "http://"+host+"/")
 			return is(err == nil && seen["v2"] == 12, "%v %v", seen, err)
