@@ -1,6 +1,8 @@
 package snapshot
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -99,15 +101,11 @@ func (t *Traffic) override(p *networking.TrafficPolicy, port uint32) {
 	}
 }
 
-// destinationRules is all DestinationRules: those that count for callers of their own namespace, and those that count
-// for others.
+// destinationRules is all DestinationRules.
 type destinationRules struct {
-	root     string
-	local    map[string]hostTable[*DestinationRule]
-	exported map[string]hostTable[[]*DestinationRule] // one for each set of namespaces it is exported to
-	// selective are those that count for some callers of their own namespace only; by namespace.
-	selective map[string][]*DestinationRule
-	all       []*DestinationRule
+	root        string
+	byNamespace map[string]*namespaceRules
+	all         []*DestinationRule
 	// hashing: some rule has consistent hashing; connecting: some says what listeners have to know.
 	// credentialed: some names a Secret.
 	hashing, connecting, credentialed bool
@@ -115,10 +113,76 @@ type destinationRules struct {
 	subsets hostTable[[]string]
 }
 
+// namespaceRules are those of one namespace: those that count for callers of their own namespace, and those that count for
+// others. Immutable: an edit elsewhere leaves them as they are.
+type namespaceRules struct {
+	from     []*config.Resource
+	all      []*DestinationRule
+	local    hostTable[*DestinationRule]
+	exported hostTable[[]*DestinationRule] // one for each set of namespaces it is exported to
+	// selective are those that count for some callers of their own namespace only.
+	selective []*DestinationRule
+
+	hashing, connecting, credentialed bool
+	subsets                           map[string][]string
+}
+
+var noRules namespaceRules
+
+// of gives the rules of a namespace; never nil.
+func (r *destinationRules) of(namespace string) *namespaceRules {
+	if r != nil {
+		if n := r.byNamespace[namespace]; n != nil {
+			return n
+		}
+	}
+	return &noRules
+}
+
 // ruleKey is what the documents that are merged into one rule have in common. A rule for some callers only has their labels.
 type ruleKey struct{ namespace, host, exportTo, selector string }
 
-func newDestinationRules(prev *destinationRules, resources []*config.Resource, resolve resolver, root string, defaultExportTo []string) *destinationRules {
+// newDestinationRules indexes DestinationRules, which come by namespace. sameNames says that what a name in them means is as it was
+// for prev, which may be nil.
+func newDestinationRules(prev *destinationRules, resources []*config.Resource, resolve resolver, root string, defaultExportTo []string, sameNames bool) *destinationRules {
+	index := &destinationRules{root: root, byNamespace: map[string]*namespaceRules{}}
+	sameSubsets := true
+	for len(resources) > 0 {
+		namespace, n := resources[0].Namespace, 1
+		for n < len(resources) && resources[n].Namespace == namespace {
+			n++
+		}
+		old := prev.of(namespace)
+		rules := old
+		if !sameNames || !equalPointers(old.from, resources[:n]) {
+			rules = newNamespaceRules(old, resources[:n:n], resolve, defaultExportTo)
+			sameSubsets = sameSubsets && maps.EqualFunc(rules.subsets, old.subsets, slices.Equal)
+		}
+		resources = resources[n:]
+		index.byNamespace[namespace] = rules
+		index.all = append(index.all, rules.all...)
+		index.hashing, index.connecting = index.hashing || rules.hashing, index.connecting || rules.connecting
+		index.credentialed = index.credentialed || rules.credentialed
+	}
+	if sameSubsets && prev != nil && len(prev.byNamespace) == len(index.byNamespace) {
+		index.subsets = prev.subsets
+	} else {
+		index.subsets = newHostTable(index.subsetNames())
+	}
+	return index
+}
+
+func (r *destinationRules) subsetNames() map[string][]string {
+	byHost := map[string][]string{}
+	for _, namespace := range slices.Sorted(maps.Keys(r.byNamespace)) {
+		for host, names := range r.byNamespace[namespace].subsets {
+			byHost[host] = append(byHost[host], names...)
+		}
+	}
+	return byHost
+}
+
+func newNamespaceRules(prev *namespaceRules, resources []*config.Resource, resolve resolver, defaultExportTo []string) *namespaceRules {
 	groups := map[ruleKey]*DestinationRule{}
 	for _, r := range oldestFirst(resources) {
 		spec := r.Spec.(*networking.DestinationRule)
@@ -134,8 +198,14 @@ func newDestinationRules(prev *destinationRules, resources []*config.Resource, r
 		}
 		addRule(groups, ruleKey{r.Namespace, host, canonicalExport(exportTo), ""}, r, exportTo)
 	}
-	reuseRules(prev, groups)
-	return indexRules(groups, root)
+	for _, old := range prev.all { // each that was merged from the same documents stays in its place
+		if d := groups[old.key]; d != nil && equalPointers(d.From, old.From) {
+			groups[old.key] = old
+		}
+	}
+	rules := indexRules(groups)
+	rules.from = resources
+	return rules
 }
 
 // localKey sets the rules for callers of the same namespace apart; it is no possible list of namespaces.
@@ -165,82 +235,40 @@ func addRule(groups map[ruleKey]*DestinationRule, key ruleKey, r *config.Resourc
 	}
 }
 
-// reuseRules puts the previous rule in the place of each that was merged from the same documents.
-func reuseRules(prev *destinationRules, groups map[ruleKey]*DestinationRule) {
-	if prev == nil {
-		return
-	}
-	for _, old := range prev.all {
-		if d := groups[old.key]; d != nil && equalPointers(d.From, old.From) {
-			groups[old.key] = old
-		}
-	}
-}
-
-func indexRules(groups map[ruleKey]*DestinationRule, root string) *destinationRules {
-	keys := make([]ruleKey, 0, len(groups))
-	for k := range groups {
-		keys = append(keys, k)
-	}
-	sort.Slice(keys, func(i, j int) bool {
-		a, b := keys[i], keys[j]
-		if a.namespace != b.namespace {
-			return a.namespace < b.namespace
-		}
-		if a.host != b.host {
-			return a.host < b.host
-		}
-		if a.exportTo != b.exportTo {
-			return a.exportTo < b.exportTo
-		}
-		return a.selector < b.selector
+// indexRules indexes those of one namespace.
+func indexRules(groups map[ruleKey]*DestinationRule) *namespaceRules {
+	keys := slices.SortedFunc(maps.Keys(groups), func(a, b ruleKey) int {
+		return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.exportTo, b.exportTo), cmp.Compare(a.selector, b.selector))
 	})
-	local, exported := map[string]map[string]*DestinationRule{}, map[string]map[string][]*DestinationRule{}
-	subsets := map[string][]string{}
-	index := &destinationRules{
-		root:     root,
-		local:    map[string]hostTable[*DestinationRule]{},
-		exported: map[string]hostTable[[]*DestinationRule]{},
-
-		selective: map[string][]*DestinationRule{},
-	}
+	local, exported := map[string]*DestinationRule{}, map[string][]*DestinationRule{}
+	index := &namespaceRules{subsets: map[string][]string{}}
 	for _, k := range keys {
 		d := groups[k]
 		index.all = append(index.all, d)
-		index.hashing = index.hashing || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
-			return Hashes(r.Spec.(*networking.DestinationRule))
-		})
-		index.connecting = index.connecting || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
-			return Connects(r.Spec.(*networking.DestinationRule))
-		})
-		index.credentialed = index.credentialed || slices.ContainsFunc(d.From, func(r *config.Resource) bool {
-			return Credentialed(r.Spec.(*networking.DestinationRule))
-		})
-		addSubsetNames(subsets, d)
-		if k.selector != "" {
-			index.selective[k.namespace] = append(index.selective[k.namespace], d)
-			continue
+		for _, r := range d.From {
+			spec := r.Spec.(*networking.DestinationRule)
+			index.hashing = index.hashing || Hashes(spec)
+			index.connecting = index.connecting || Connects(spec)
+			index.credentialed = index.credentialed || Credentialed(spec)
 		}
-		if k.exportTo == localKey {
-			insert(local, k.namespace, k.host, d)
-			continue
+		addSubsetNames(index.subsets, d)
+		switch {
+		case k.selector != "":
+			index.selective = append(index.selective, d)
+		case k.exportTo == localKey:
+			local[k.host] = d
+		default:
+			exported[k.host] = append(exported[k.host], d)
 		}
-		insert(exported, k.namespace, k.host, append(exported[k.namespace][k.host], d))
 	}
-	for ns, rules := range local {
-		index.local[ns] = newHostTable(rules)
-	}
-	for ns, rules := range exported {
-		index.exported[ns] = newHostTable(rules)
-	}
-	index.subsets = newHostTable(subsets)
+	index.local, index.exported = newHostTable(local), newHostTable(exported)
 	return index
 }
 
 // HidesRule says whether a DestinationRule of the namespace for a host stands before a broader one, which those do not follow then
 // either whom it is not exported to.
 func (s *Snapshot) HidesRule(namespace, host string) bool {
-	return slices.ContainsFunc(s.world.destinationRules.exported[namespace].wild, func(pattern string) bool {
+	return slices.ContainsFunc(s.world.destinationRules.of(namespace).exported.wild, func(pattern string) bool {
 		return pattern != host && MatchHost(pattern, host)
 	})
 }
@@ -275,24 +303,17 @@ func (s *Snapshot) SubsetNames(svc *registry.Service) []string {
 	return names
 }
 
-func insert[T any](m map[string]map[string]T, outer, inner string, v T) {
-	if m[outer] == nil {
-		m[outer] = map[string]T{}
-	}
-	m[outer][inner] = v
-}
-
 // lookup finds the rule for calls from a namespace to a host of a service in serviceNamespace: the caller's own first,
 // then the service's, then the root namespace's. Nil when there is none.
 func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *DestinationRule {
-	if d, ok := r.local[namespace].find(host); ok {
+	if d, ok := r.of(namespace).local.find(host); ok {
 		return d
 	}
 	for _, ns := range []string{serviceNamespace, r.root} {
 		if ns == namespace {
 			continue
 		}
-		rules, _ := r.exported[ns].find(host)
+		rules, _ := r.of(ns).exported.find(host)
 		for _, d := range rules {
 			if exportedTo(d.exportTo, d.Namespace, namespace) {
 				return d
@@ -305,7 +326,7 @@ func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *Des
 // forCaller are the rules that count only for some callers of a namespace, one of whom has these labels, and a name for
 // this choice, which is empty when there are none. Of two for the same host the one that asks for more labels counts.
 func (r *destinationRules) forCaller(namespace string, labels map[string]string) (byHost map[string]*DestinationRule, choice string) {
-	for _, d := range r.selective[namespace] {
+	for _, d := range r.of(namespace).selective {
 		if !Selects(d.selector(), labels) {
 			continue
 		}

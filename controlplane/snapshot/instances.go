@@ -89,7 +89,8 @@ func (b instancesBuilder) build(svc *registry.Service, eps, datagrams []registry
 func (b instancesBuilder) facts(svc *registry.Service, port uint32, eps []Endpoint) *Facts {
 	f := &Facts{}
 	found, all, anonymous := false, true, false
-	ids := map[string]struct{}{}
+	type account struct{ namespace, name string }
+	accounts, ids := map[account]struct{}{}, map[string]struct{}{}
 	for _, e := range eps {
 		if e.ServicePort != port {
 			continue
@@ -103,7 +104,10 @@ func (b instancesBuilder) facts(svc *registry.Service, port uint32, eps []Endpoi
 			anonymous = true
 			continue
 		}
-		ids[SPIFFEID(b.trustDomain, e.Namespace, e.ServiceAccount)] = struct{}{}
+		accounts[account{e.Namespace, e.ServiceAccount}] = struct{}{}
+	}
+	for a := range accounts {
+		ids[SPIFFEID(b.trustDomain, a.namespace, a.name)] = struct{}{}
 	}
 	for _, id := range svc.SubjectAltNames {
 		ids[id] = struct{}{}

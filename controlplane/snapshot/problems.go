@@ -285,7 +285,7 @@ func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
 		c.emptySubset(v, d, svc, subset)
 		return
 	}
-	for _, some := range c.w.destinationRules.selective[v.Namespace] {
+	for _, some := range c.w.destinationRules.of(v.Namespace).selective {
 		if MatchHost(some.Host, svc.Hostname) && some.Subset(name) != nil {
 			return // some callers have it: the rule may be for them only
 		}

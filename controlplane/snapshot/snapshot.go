@@ -236,7 +236,7 @@ func (b *build) buildRules(w *world, sameServices bool) {
 	}
 	if !sameServices || b.changes(config.DestinationRule) {
 		w.destinationRules = newDestinationRules(reusable(b, w.destinationRules), b.next.resources[config.DestinationRule],
-			w.resolve, mesh.GetRootNamespace(), mesh.GetDefaultDestinationRuleExportTo())
+			w.resolve, mesh.GetRootNamespace(), mesh.GetDefaultDestinationRuleExportTo(), sameServices)
 	}
 	if b.changes(config.Sidecar) {
 		w.sidecars = map[string][]*config.Resource{}

@@ -1,0 +1,85 @@
+package snapshot
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// TestRulesAreTheSameHoweverTheyCameToBe, edit after edit or all at once, and an edit leaves other namespaces' as they are.
+func TestRulesAreTheSameHoweverTheyCameToBe(t *testing.T) {
+	namespaces := []string{"a", "b", "c", "istio-system"}
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		store := config.NewMemoryStore()
+		put := func(text string) (keys []config.Key) {
+			resources, problems := config.Parser{}.Parse("x.yaml", []byte(text))
+			if len(resources) == 0 {
+				t.Fatal(problems)
+			}
+			store.Put(resources...)
+			return []config.Key{resources[0].Key}
+		}
+		var s *Snapshot
+		for range 60 {
+			ns, name := namespaces[r.IntN(len(namespaces))], fmt.Sprint("r", r.IntN(4))
+			key := config.Key{Kind: config.DestinationRule, Namespace: ns, Name: name}
+			keys := []config.Key{key}
+			switch r.IntN(8) {
+			case 0:
+				store.Delete(key)
+			case 1: // what short names mean changes
+				keys = put(fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {name: h%d, namespace: %s}, spec: {ports: [{port: %d}]}}", r.IntN(3), ns, 80+r.IntN(3)))
+			default:
+				put(fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: %s, namespace: %s}, spec: {host: %s, exportTo: [%q], subsets: [{name: v%d}], %s}}", name, ns,
+					[]string{"h0", "h1.b", `"*.b.svc.cluster.local"`}[r.IntN(3)], []string{"*", "."}[r.IntN(2)], r.IntN(2),
+					[]string{"trafficPolicy: {loadBalancer: {consistentHash: {useSourceIp: true}}}", "workloadSelector: {matchLabels: {app: x}}", "trafficPolicy: {tls: {mode: SIMPLE, credentialName: c}}"}[r.IntN(3)]))
+			}
+			prev := s
+			s = Build(prev, Inputs{Store: store}, keys)
+			got, want := s.world.destinationRules, Build(nil, Inputs{Store: store}, nil).world.destinationRules
+			if told := describeRules(got); told != describeRules(want) {
+				t.Fatalf("seed %d: edit after edit\n%s\nand all at once\n%s", seed, told, describeRules(want))
+			}
+			if !reflect.DeepEqual(got.subsets, want.subsets) || got.hashing != want.hashing || got.connecting != want.connecting || got.credentialed != want.credentialed {
+				t.Fatalf("seed %d: %+v\nand all at once %+v", seed, got, want)
+			}
+			if prev == nil || keys[0] != key {
+				continue
+			}
+			for _, other := range namespaces {
+				if old := prev.world.destinationRules.byNamespace[other]; other != ns && old != got.byNamespace[other] {
+					t.Fatalf("seed %d: the rules of %s were made anew for an edit of %s", seed, other, ns)
+				}
+			}
+		}
+	}
+}
+
+// describeRules says whose documents are in force for callers of each namespace.
+func describeRules(r *destinationRules) (text string) {
+	from := func(d *DestinationRule) string {
+		if d == nil {
+			return "-"
+		}
+		text := fmt.Sprintf("%s of %s for %s from", d.Host, d.Namespace, d.key.selector)
+		for _, r := range d.From {
+			text += fmt.Sprintf(" %p", r) // and not a document of the same name from before
+		}
+		return text
+	}
+	for _, d := range r.all {
+		text += from(d) + "\n"
+	}
+	for _, namespace := range []string{"a", "b", "c", "istio-system"} {
+		for _, host := range []string{"h0.a.svc.cluster.local", "h1.b.svc.cluster.local", "h2.b.svc.cluster.local", "h0"} {
+			text += namespace + " " + host + ": " + from(r.lookup(namespace, host, "b")) + "\n"
+		}
+		byHost, choice := r.forCaller(namespace, map[string]string{"app": "x"})
+		text += fmt.Sprintf("%s %d %q\n", namespace, len(byHost), choice)
+	}
+	return text
+}
