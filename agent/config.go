@@ -93,6 +93,8 @@ type EnvoyConfig struct {
 	ReadinessPort, PrometheusPort uint32
 	OutlierLog                    string
 	DualStack                     bool
+	// CoreDump lets Envoy write its memory to a file when it crashes.
+	CoreDump bool
 	// Restart starts an Envoy that died again, while that does not happen too often.
 	Restart bool
 	// User is who Envoy runs as; nil is the agent's own user.

@@ -101,6 +101,7 @@ var variables = []variable{
 	{name: "ISTIO_BOOTSTRAP_OVERRIDE", setting: "bootstrap.override", given: "merge.json", bad: "missing.json", remedy: "no such file"},
 	{name: "GRPC_XDS_BOOTSTRAP", setting: "bootstrap.grpcFile", otherwise: "./etc/istio/proxy/grpc-bootstrap.json", given: "/run/grpc.json"},
 	{name: "ISTIO_DUAL_STACK", setting: "envoy.dualStack", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
+	{name: "ISTIO_ENVOY_ENABLE_CORE_DUMP", setting: "envoy.coreDump", otherwise: "false", given: "true", bad: "x", remedy: "true or false"},
 
 	{name: "TOKEN_EXCHANGE_URL", setting: "tokenExchange.url", given: "https://exchange.example/token", bad: "http://exchange.example/token", remedy: "https only"},
 	{name: "TOKEN_EXCHANGE_ROOT_CA", setting: "tokenExchange.rootFile", otherwise: "SYSTEM", given: "/roots.pem", with: exchanging},
@@ -376,7 +377,7 @@ var variableLiteral = regexp.MustCompile(`"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"`)
 func TestEveryVariableThatIsReadIsKnownAndDocumented(t *testing.T) {
 	// Names of other things, in the form of a variable's.
 	others := []string{"CLUSTER_ID", "PLATFORM_METADATA", "MUTUAL_TLS", "APP_ADDRESS", "KUBERNETES_SERVICE_HOST",
-		"TLS_CLIENT_CERT_CHAIN", "TLS_CLIENT_KEY", "TLS_CLIENT_ROOT_CERT"}
+		"TLS_CLIENT_CERT_CHAIN", "TLS_CLIENT_KEY", "TLS_CLIENT_ROOT_CERT", "STATIC_LABELS"}
 	doc, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", "settings.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -265,6 +265,7 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 		ComponentLogLevel:     components,
 		LogFormat:             format,
 		Concurrency:           c.Concurrency,
+		EnableCoreDump:        c.CoreDump,
 	}
 }
 

@@ -30,6 +30,7 @@ func (r *resolver) envoy() {
 	e.ReadinessPort = r.env.port("envoy.readinessPort", "ENVOY_STATUS_PORT", bootstrap.DefaultReadinessPort)
 	e.PrometheusPort = r.env.port("envoy.prometheusPort", "ENVOY_PROMETHEUS_PORT", bootstrap.DefaultPrometheusPort)
 	e.DualStack = r.env.boolean("envoy.dualStack", "ISTIO_DUAL_STACK", false)
+	e.CoreDump = r.env.boolean("envoy.coreDump", "ISTIO_ENVOY_ENABLE_CORE_DUMP", false)
 	e.Restart = f.Restart
 	r.env.note("envoy.restart", e.Restart, r.origin("restart"))
 	r.concurrency()

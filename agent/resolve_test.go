@@ -308,6 +308,17 @@ func TestWhatHasAnEffectIsNotWarnedAbout(t *testing.T) {
 	}
 }
 
+func TestCoreDumpsAreAskedForByTheirVariable(t *testing.T) {
+	inDir(t, nil)
+	e := &envoyPart{Agent: &Agent{levels: &logControl{}}}
+	for given, want := range map[string]bool{"": false, "ISTIO_ENVOY_ENABLE_CORE_DUMP=true": true} {
+		e.Config = resolve(t, env(given, "INSTANCE_IP=10.0.0.1"))
+		if got := e.options(envoy.Binary{}).EnableCoreDump; got != want {
+			t.Errorf("%q: %v", given, got)
+		}
+	}
+}
+
 // Without a time Envoy drains for ten minutes.
 func TestNoDrainDurationIsTheShortestThatEnvoyTakes(t *testing.T) {
 	inDir(t, nil)
