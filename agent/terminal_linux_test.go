@@ -4,31 +4,16 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"strconv"
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // startOnTerminal starts the agent in the foreground of a terminal of its own, and gives the keyboard.
 func (s *setup) startOnTerminal(t *testing.T) (*running, *os.File) {
 	t.Helper()
-	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(keys.Fd()), unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(keys.Fd()), unix.TIOCSPTLCK, 0)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	tty, err := os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	keys, tty := testenv.Terminal(t)
 	r := s.prepare(t)
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = tty, tty, tty
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}

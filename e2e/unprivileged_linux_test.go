@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -237,6 +238,42 @@ func TestACapturedMeshEndsWithTheProcessThatAnOrdinaryUserStarted(t *testing.T) 
 		}
 		nothingOrdinaryIsLeft(t)
 	}
+}
+
+// There are two processes of it, and a terminal knows of one alone. It may stop who writes to it from elsewhere.
+func TestACapturedMeshOfAnOrdinaryUserIsUsedAtATerminal(t *testing.T) {
+	if !asOrdinaryUser(t) {
+		return
+	}
+	output(t, 0, "demo", "--write", "shop")
+	replaceInFile(t, filepath.Join(ordinaryHome, "shop", "mesh.yaml"), "publish: 8080", "publish: "+strconv.Itoa(testenv.FreePort(t)))
+	keys, tty := testenv.Terminal(t)
+	modes, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	modes.Lflag |= unix.TOSTOP
+	if err := unix.IoctlSetTermios(int(tty.Fd()), unix.TCSETS, modes); err != nil {
+		t.Fatal(err)
+	}
+	up := ordinarily(t, "up", "-f", "shop/mesh.yaml", "--capture")
+	up.Stdin, up.Stdout, up.Stderr = tty, tty, tty
+	up.SysProcAttr.Setsid, up.SysProcAttr.Setctty = true, true
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = up.Process.Kill() })
+	_ = tty.Close()
+	screen := &testenv.Buffer{}
+	go func() { _, _ = io.Copy(screen, keys) }()
+	waitFor(t, "mesh", screen, func() bool { return strings.Contains(screen.String(), "The mesh is up") })
+	if _, err := keys.WriteString("\x03"); err != nil {
+		t.Fatal(err)
+	}
+	if err := up.Wait(); err != nil || !strings.Contains(screen.String(), "nothing is left behind") {
+		t.Errorf("after Ctrl-C: %v\n%s", err, screen)
+	}
+	nothingOrdinaryIsLeft(t)
 }
 
 func TestWhatCaptureLacksForAnOrdinaryUserIsToldWithTheRemedy(t *testing.T) {

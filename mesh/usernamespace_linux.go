@@ -55,6 +55,8 @@ func runInUserNamespace() (status int, err error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, EndSignals()...)
 	defer signal.Stop(signals)
+	// A terminal may be set to stop who writes to it and is not in its foreground (stty tostop). This one is, for both.
+	signal.Ignore(syscall.SIGTTOU)
 	cmd := inUserNamespace(append([]string{self}, os.Args[1:]...), r)
 	err = cmd.Start()
 	_ = r.Close()
