@@ -172,7 +172,7 @@ spec:
 				}
 			}
 			return nil
-		}},
+		}, told: "spec.http[0] of the delegate is left out"},
 		{name: "connections by port and weight", ports: []string{"tcp", "tls"}, docs: versions + `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
