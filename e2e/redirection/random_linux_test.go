@@ -90,9 +90,10 @@ func proxies(o iptables.Options) (all []owner) {
 }
 
 // random applies random options, and tells whether they were allowed. Whatever the options, the kernel has to take the
-// rules and give them back, and nothing that the proxy sends may come back to it.
+// rules and give them back, nothing that the proxy sends may come back to it, and connections arrive where that is explained.
 func (w *world) random(t *testing.T, b iptables.Backend, seed uint64) bool {
-	flags := randomFlags(rand.New(rand.NewPCG(seed, 1)))
+	r := rand.New(rand.NewPCG(seed, 1))
+	flags := randomFlags(r)
 	o := iptables.DefaultOptions()
 	for _, f := range flags {
 		name, value, _ := strings.Cut(f, "=")
@@ -129,6 +130,7 @@ func (w *world) random(t *testing.T, b iptables.Backend, seed uint64) bool {
 			w.neverBack(t, o, rules, by, family)
 		}
 	}
+	w.asExplained(t, r, o, rules)
 	return true
 }
 
