@@ -270,9 +270,10 @@ func TestACapturedMeshOfAnOrdinaryUserIsUsedAtATerminal(t *testing.T) {
 	if _, err := keys.WriteString("\x03"); err != nil {
 		t.Fatal(err)
 	}
-	if err := up.Wait(); err != nil || !strings.Contains(screen.String(), "nothing is left behind") {
+	if err := up.Wait(); err != nil {
 		t.Errorf("after Ctrl-C: %v\n%s", err, screen)
 	}
+	waitFor(t, "last word", screen, func() bool { return strings.Contains(screen.String(), "nothing is left behind") })
 	nothingOrdinaryIsLeft(t)
 }
 
