@@ -1,6 +1,9 @@
 package translate_test
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // crowdPolicies are edits of who may call, of what is seen of it, and of what is changed in what was made.
 var crowdPolicies = []func(crowd) string{
@@ -13,7 +16,9 @@ func ofSecurity(kind, name, namespace, spec string) string {
 }
 
 func (c crowd) authorization() string {
-	rule := c.of("to: [{operation: {paths: [/x], ports: ['80']}}]", "from: [{source: {namespaces: [one]}}]", "from: [{source: {principals: ['cluster.local/ns/one/sa/a']}}]",
+	rule := c.of("from: [{source: {"+strings.TrimSuffix(c.some("notPrincipals: ['*/sa/b']", "ipBlocks: [10.0.0.0/8, '::1']", "notIpBlocks: [10.1.0.0/16]", "remoteIpBlocks: [1.2.3.4]", "notRemoteIpBlocks: [2.0.0.0/8]", "requestPrincipals: ['*']", "notRequestPrincipals: [i0/x]", "notNamespaces: [two]", "notServiceAccounts: [two/b]", "trustDomains: [cluster.local]", "notTrustDomains: [x]"), ", ")+"}}]",
+		"to: [{operation: {"+strings.TrimSuffix(c.some("notHosts: ['*.x']", "methods: [GET]", "notMethods: [PUT]", "notPaths: ['/y*', '/{*}/z']", "notPorts: ['81']", "paths: ['/a/{**}']"), ", ")+"}}]",
+		"when: [{key: 'request.headers[x]', notValues: ['a*']}, {key: source.ip, values: [10.0.0.0/8]}, {key: connection.sni, values: ['*.example']}]", "when: [{key: 'request.auth.audiences', values: [x]}, {key: destination.port, notValues: ['90']}]", "to: [{operation: {paths: [/x], ports: ['80']}}]", "from: [{source: {namespaces: [one]}}]", "from: [{source: {principals: ['cluster.local/ns/one/sa/a']}}]",
 		"when: [{key: 'request.auth.claims[iss]', values: [i0]}]", "to: [{operation: {hosts: [a.example]}}]", "from: [{source: {serviceAccounts: [one/a]}}]")
 	return ofSecurity("AuthorizationPolicy", c.numbered("p", 4), c.anyNamespace(), fmt.Sprintf("%s%s, rules: [{%s}]", c.selector(),
 		c.of("action: ALLOW", "action: DENY", "action: AUDIT", "action: CUSTOM, provider: {name: checked}"), rule))
@@ -21,7 +26,8 @@ func (c crowd) authorization() string {
 
 func (c crowd) authentication() string {
 	return ofSecurity("RequestAuthentication", c.numbered("j", 3), c.anyNamespace(), fmt.Sprintf("%sjwtRules: [{issuer: i%d, jwksUri: 'https://%s/keys'%s}]",
-		c.selector(), c.IntN(3), c.of("a.example", "red.one.svc.cluster.local", "b.example:81"), c.rarely(", forwardOriginalToken: true")))
+		c.selector(), c.IntN(3), c.of("a.example", "red.one.svc.cluster.local", "b.example:81"), c.of("", "", ", forwardOriginalToken: true", ", audiences: [x, y], fromHeaders: [{name: a, prefix: 'b '}], fromParams: [c], fromCookies: [d]",
+			", outputPayloadToHeader: p, outputClaimToHeaders: [{header: h, claim: sub}], timeout: 3s", ", spaceDelimitedClaims: [x]")))
 }
 
 func (c crowd) peers() string {
@@ -33,7 +39,10 @@ func (c crowd) telemetry() string {
 	return document("telemetry.istio.io/v1", "Telemetry", c.of("t", "u"), c.anyNamespace(), c.of("", "selector: {matchLabels: {app: a}}, ", "targetRefs: [{kind: Service, group: '', name: red}], ")+
 		c.of("accessLogging: [{providers: [{name: envoy}]}]", "accessLogging: [{disabled: true}]", "accessLogging: [{providers: [{name: logs}], filter: {expression: 'response.code >= 400'}}]",
 			"tracing: [{providers: [{name: spans}], randomSamplingPercentage: 50}]", "metrics: [{providers: [{name: prometheus}]}]",
-			"metrics: [{providers: [{name: prometheus}], overrides: [{match: {metric: REQUEST_COUNT, mode: CLIENT}, tagOverrides: {x: {value: \"'y'\"}}}]}]", "metrics: [{overrides: [{disabled: true}]}]"))
+			"metrics: [{providers: [{name: prometheus}], overrides: [{match: {metric: REQUEST_COUNT, mode: CLIENT}, tagOverrides: {x: {value: \"'y'\"}}}]}]", "metrics: [{overrides: [{disabled: true}]}]",
+			"tracing: [{providers: [{name: spans}], customTags: {a: {literal: {value: b}}, c: {header: {name: d, defaultValue: e}}, f: {environment: {name: G}}}, useRequestIdForTraceSampling: false}]",
+			"tracing: [{match: {mode: SERVER}, disableSpanReporting: true}]", "metrics: [{providers: [{name: prometheus}], reportingInterval: 9s}]",
+			"accessLogging: [{match: {mode: CLIENT}, providers: [{name: envoy}, {name: logs}]}]", "tracing: [{enableIstioTags: false, disableContextPropagation: true}]"))
 }
 
 func (c crowd) filter() string {
@@ -49,6 +58,14 @@ func (c crowd) filter() string {
 		"{applyTo: LISTENER, match: {context: SIDECAR_INBOUND}, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 2000}}}",
 		"{applyTo: FILTER_CHAIN, match: {context: SIDECAR_OUTBOUND, listener: {portNumber: 81}}, patch: {operation: REMOVE}}",
 		"{applyTo: HTTP_FILTER, match: {context: SIDECAR_OUTBOUND, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager, subFilter: {name: envoy.filters.http.router}}}}}, patch: {operation: INSERT_BEFORE, value: {name: lua, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua}}}}",
+		"{applyTo: FILTER_CHAIN, match: {context: SIDECAR_OUTBOUND, listener: {portNumber: 90}}, patch: {operation: MERGE, value: {transport_socket_connect_timeout: 3s}}}",
+		"{applyTo: FILTER_CHAIN, match: {context: SIDECAR_OUTBOUND, listener: {portNumber: 80}}, patch: {operation: ADD, value: {name: more, filter_chain_match: {server_names: [a.example, m.example], transport_protocol: tls}, filters: [{name: e, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.network.echo.v3.Echo}}]}}}",
+		"{applyTo: NETWORK_FILTER, match: {context: SIDECAR_INBOUND, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager}}}}, patch: {operation: MERGE, value: {typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager, server_name: x}}}}",
+		"{applyTo: LISTENER_FILTER, match: {context: SIDECAR_OUTBOUND, listener: {listenerFilter: envoy.filters.listener.tls_inspector}}, patch: {operation: REMOVE}}",
+		"{applyTo: HTTP_FILTER, match: {context: GATEWAY}, patch: {operation: ADD, filterClass: AUTHZ, value: {name: lua, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua}}}}",
+		"{applyTo: HTTP_ROUTE, match: {context: SIDECAR_OUTBOUND, routeConfiguration: {vhost: {name: 'a.example:80'}}}, patch: {operation: INSERT_FIRST, value: {match: {prefix: /patched}, direct_response: {status: 204}}}}",
+		"{applyTo: VIRTUAL_HOST, match: {routeConfiguration: {vhost: {name: 'b.example:80'}}}, patch: {operation: MERGE, value: {domains: [a.example]}}}",
+		"{applyTo: CLUSTER, match: {context: SIDECAR_INBOUND}, patch: {operation: MERGE, value: {circuit_breakers: {thresholds: [{max_connections: 3}]}}}}",
 		"{applyTo: HTTP_ROUTE, match: {routeConfiguration: {vhost: {route: {action: ANY}}}}, patch: {operation: MERGE, value: {stat_prefix: x}}}",
 		"{applyTo: EXTENSION_CONFIG, patch: {operation: ADD, value: {name: own, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua}}}}")
 	return document("networking.istio.io/v1alpha3", "EnvoyFilter", c.of("f", "g"), c.anyNamespace(), c.of("", "workloadSelector: {labels: {app: a}}, ", "priority: 5, ",

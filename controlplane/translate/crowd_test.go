@@ -74,6 +74,14 @@ func (c crowd) maybe(text string) string { return c.of(text, "") }
 
 func (c crowd) rarely(text string) string { return c.of(text, "", "", "") }
 
+// some are a few of the fields, none twice, each with what separates it from what comes behind.
+func (c crowd) some(fields ...string) (text string) {
+	for _, i := range c.Perm(len(fields))[:c.IntN(4)] {
+		text += fields[i] + ", "
+	}
+	return text
+}
+
 func (c crowd) namespace() string { return c.of("one", "two") }
 
 // anyNamespace may have proxies without services, or be the root namespace.
@@ -183,6 +191,6 @@ func (c crowd) entryOfAny() string {
 }
 
 func (c crowd) workload() string {
-	return ofNetworking("WorkloadEntry", c.numbered("we", 5), c.namespace(), fmt.Sprintf("address: 127.193.1.%d, %sserviceAccount: %s, labels: {app: %s, version: %s%s}%s",
-		1+c.IntN(5), c.rarely("ports: {p80: 8080}, "), c.of("a", "b"), c.of("a", "b"), c.of("v1", "v2"), c.maybe(", security.istio.io/tlsMode: istio"), c.rarely(", locality: r1/z1, weight: 3")))
+	return ofNetworking("WorkloadEntry", c.numbered("we", 5), c.namespace(), fmt.Sprintf("address: 127.193.1.%d, %s%sserviceAccount: %s, labels: {app: %s, version: %s%s}%s",
+		1+c.IntN(5), c.rarely("ports: {p80: 8080}, "), c.rarely("network: elsewhere, "), c.of("a", "b"), c.of("a", "b"), c.of("v1", "v2"), c.maybe(", security.istio.io/tlsMode: istio"), c.rarely(", locality: r1/z1, weight: 3")))
 }
