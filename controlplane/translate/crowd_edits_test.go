@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
@@ -140,10 +141,14 @@ func (m *crowded) step(edits []string) {
 // begin has the changes from here on be looked at as one.
 func (m *crowded) begin() { m.had, m.since = slices.Clone(m.has), nil }
 
-// compare checks that a snapshot that is built from nothing makes the same as that of all the edits.
+// compare checks that a snapshot that is built from nothing, of documents that come in another order, makes the same as that
+// of all the edits, and that virtual hosts by themselves are those that are within route configurations elsewhere.
 func (m *crowded) compare() {
-	fresh := snapshot.Build(nil, m.inputs(), nil)
+	inputs := m.inputs()
+	inputs.Store = m.reordered()
+	fresh := snapshot.Build(nil, inputs, nil)
 	for i, p := range m.proxies {
+		m.compareHosts(fresh, p, "for "+crowdProxies[i])
 		want := versions(m.t, fresh, p)
 		for _, typeURL := range xds.Order {
 			if !maps.Equal(want[typeURL], m.has[i][typeURL]) {
@@ -154,6 +159,61 @@ func (m *crowded) compare() {
 	if got, want := problemTexts(m.snap), problemTexts(fresh); !slices.Equal(got, want) {
 		m.Errorf("problems are %v, and not %v", got, want)
 	}
+}
+
+// reordered has the same documents, which came in the reverse order.
+func (m *crowded) reordered() *config.MemoryStore {
+	var all []*config.Resource
+	for _, kind := range config.Kinds() {
+		all = append(all, m.store.List(kind)...)
+	}
+	slices.Reverse(all)
+	store := config.NewMemoryStore()
+	for _, r := range all {
+		store.Put(r)
+	}
+	return store
+}
+
+// compareHosts checks that a proxy has the same virtual hosts whether they go by themselves or not.
+func (m *crowded) compareHosts(snap *snapshot.Snapshot, p *translate.Proxy, what string) {
+	apart, whole := *p, *p
+	apart.HostsApart, whole.HostsApart = true, false
+	got, want := hostsOf(m.t, snap, &apart), hostsOf(m.t, snap, &whole)
+	if !maps.Equal(got, want) {
+		m.Errorf("%s: virtual hosts by themselves are others than those within: %v", what, differing(got, want))
+	}
+}
+
+// hostsOf are a proxy's virtual hosts, by route configuration and name.
+func hostsOf(t testing.TB, snap *snapshot.Snapshot, p *translate.Proxy) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	note := func(name string, host *routev3.VirtualHost) {
+		host.Name = ""
+		out[name] = fmt.Sprint(host)
+	}
+	for _, typeURL := range []string{xds.RouteType, xds.VirtualHostType} {
+		resources, err := generate(snap, p, typeURL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range resources {
+			message, err := r.Body.UnmarshalNew()
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch message := message.(type) {
+			case *routev3.RouteConfiguration:
+				for _, host := range message.GetVirtualHosts() {
+					note(r.Name+"/"+host.GetName(), host)
+				}
+			case *routev3.VirtualHost:
+				note(r.Name, message)
+			}
+		}
+	}
+	return out
 }
 
 func problemTexts(s *snapshot.Snapshot) []string {
