@@ -11,6 +11,7 @@ import (
 // Canonical gives the one form that all rule sets of the same meaning, rule by rule, have in common, and in which back
 // ends read rules back: lists are sorted and as short as they can be, what follows from something else is left out, and
 // so are reasons. Rules keep their order, but that of neighbours which are each of one family: those of IPv4 come first.
+// Lists that have that form already are not copied.
 func Canonical(rules *RuleSet) *RuleSet {
 	if rules == nil {
 		return nil
@@ -95,13 +96,13 @@ func (m *Match) wholeFamily(list *[]netip.Prefix, not bool) {
 }
 
 func sortedSet[T cmp.Ordered](list []T) []T {
-	if len(list) == 0 {
+	switch len(list) {
+	case 0:
 		return nil
-	}
-	list = slices.Clone(list)
-	if len(list) == 1 {
+	case 1:
 		return list
 	}
+	list = slices.Clone(list)
 	slices.Sort(list)
 	return slices.Compact(list)
 }
@@ -116,7 +117,7 @@ func canonicalMark(m *Mark) *Mark {
 // canonicalPorts joins ranges that overlap or touch.
 func canonicalPorts(ranges []PortRange) []PortRange {
 	if len(ranges) < 2 {
-		return slices.Clone(ranges[:len(ranges):len(ranges)])
+		return ranges
 	}
 	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b PortRange) int { return cmp.Compare(a.First, b.First) })
 	out := sorted[:1]

@@ -92,17 +92,17 @@ var anyFamily = []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
 // tracksAny asks whether the namespace has tracked connections. To list none takes the kernel 5 ms, as it keeps those of all
 // namespaces in one table.
 func tracksAny(s *kernel.Socket) (bool, error) {
-	replies, err := s.Ask(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlStats, 0, anyFamily)
+	answer, err := s.Get(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlStats, anyFamily)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("count tracked connections: %w", err)
 	}
-	if len(replies) == 0 || len(replies[0].Data) < len(anyFamily) {
+	if len(answer.Data) < len(anyFamily) {
 		return true, nil
 	}
-	count := within(replies[0].Data[len(anyFamily):], ctaStatsGlobalEntries)
+	count := within(answer.Data[len(anyFamily):], ctaStatsGlobalEntries)
 	return len(count) != 4 || binary.BigEndian.Uint32(count) > 0, nil
 }
 

@@ -39,6 +39,13 @@ func TestAQuestionHasItsAnswerAndNoOther(t *testing.T) {
 	if err != nil || len(replies) != 1 || replies[0].Kind != unix.RTM_NEWLINK {
 		t.Errorf("%v %v", replies, err)
 	}
+	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.Next(), lo)); err != nil { // lo, and that this is all
+		t.Fatal(err)
+	}
+	only, err := s.Get(unix.RTM_GETLINK, lo)
+	if err != nil || only.Kind != unix.RTM_NEWLINK || only.Sequence != s.sequence {
+		t.Errorf("%v %v", only, err)
+	}
 	list, err := s.Ask(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg))
 	if err != nil || len(list) != 2 { // of lo: 127.0.0.1 and ::1
 		t.Errorf("%d addresses, %v", len(list), err)
@@ -50,6 +57,9 @@ func TestTheKernelsErrorsAreTold(t *testing.T) {
 	none := make([]byte, unix.SizeofIfInfomsg)
 	binary.NativeEndian.PutUint32(none[4:], 77)
 	if _, err := s.Ask(unix.RTM_GETLINK, 0, none); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("%v", err)
+	}
+	if _, err := s.Get(unix.RTM_GETLINK, none); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("%v", err)
 	}
 }

@@ -123,6 +123,30 @@ func (s *Socket) Ask(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
 	return s.answers(sequence)
 }
 
+// Get asks a question that has one message as its answer, which comes faster than one whose end is told too. An error that
+// the kernel tells is a syscall.Errno.
+func (s *Socket) Get(kind uint16, parts ...[]byte) (Reply, error) {
+	sequence := s.Next()
+	if err := s.Send(Append(nil, kind, 0, sequence, parts...)); err != nil {
+		return Reply{}, err
+	}
+	for {
+		replies, err := s.Receive()
+		if err != nil {
+			return Reply{}, err
+		}
+		for _, r := range replies {
+			switch {
+			case r.Sequence != sequence: // of something that was given up
+			case r.Errno() != 0:
+				return Reply{}, r.Errno()
+			default:
+				return r, nil
+			}
+		}
+	}
+}
+
 // answers reads to the end also what is of no use any more: the kernel lists nothing else meanwhile (EBUSY).
 func (s *Socket) answers(sequence uint32) (all []Reply, err error) {
 	interrupted := false

@@ -100,16 +100,14 @@ func (c *conn) lookOnce(full bool) (*state, error) {
 
 // table looks for our table, and for flags that somebody gave it.
 func (c *conn) table() (exists bool, flags uint32, err error) {
-	replies, err := c.ask(message{kind: unix.NFT_MSG_GETTABLE, body: text(unix.NFTA_TABLE_NAME, Table)})
+	answer, err := c.get(message{kind: unix.NFT_MSG_GETTABLE, body: text(unix.NFTA_TABLE_NAME, Table)})
 	if errors.Is(err, unix.ENOENT) {
 		return false, 0, nil
 	}
 	if err != nil {
 		return false, 0, fmt.Errorf("look for table %s: %w", Table, err)
 	}
-	for _, r := range replies {
-		flags, _ = bodyOf(r).number(unix.NFTA_TABLE_FLAGS)
-	}
+	flags, _ = answer.number(unix.NFTA_TABLE_FLAGS)
 	return true, flags, nil
 }
 

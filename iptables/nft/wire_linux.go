@@ -119,10 +119,21 @@ func (c *conn) dump(kind uint16, body []byte) ([]kernel.Reply, error) {
 // ask sends a question and gives the answers to it.
 func (c *conn) ask(m message) ([]kernel.Reply, error) {
 	replies, err := c.socket.Ask(unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m.flags, m.header(), m.body)
-	if errno := syscall.Errno(0); errors.As(err, &errno) {
-		err = explain(errno)
+	return replies, told(err)
+}
+
+// get asks a question that has one answer.
+func (c *conn) get(m message) (attributes, error) {
+	reply, err := c.socket.Get(unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m.header(), m.body)
+	return bodyOf(reply), told(err)
+}
+
+// told explains what the kernel told, and not what is no error to some.
+func told(err error) error {
+	if errno, is := err.(syscall.Errno); is && errno != unix.ENOENT {
+		return explain(errno)
 	}
-	return replies, err
+	return err
 }
 
 // errInterrupted is told when somebody changed rules while they were read.
@@ -130,14 +141,12 @@ var errInterrupted = kernel.ErrInterrupted
 
 // generation is the number that the kernel gives the present state of all rules of the namespace.
 func (c *conn) generation() (uint32, error) {
-	replies, err := c.ask(message{kind: unix.NFT_MSG_GETGEN})
+	answer, err := c.get(message{kind: unix.NFT_MSG_GETGEN})
 	if err != nil {
 		return 0, fmt.Errorf("ask for the generation of the rules: %w", err)
 	}
-	for _, r := range replies {
-		if b := bodyOf(r).get(unix.NFTA_GEN_ID); len(b) == 4 {
-			return binary.BigEndian.Uint32(b), nil
-		}
+	if n, is := answer.number(unix.NFTA_GEN_ID); is {
+		return n, nil
 	}
 	return 0, errors.New("ask for the generation of the rules: the kernel told none")
 }

@@ -184,7 +184,6 @@ func (k *session) settled() ([]netip.Prefix, error) {
 func (k *session) up() bool {
 	ask := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	ask.Index = loopback
-	replies, err := k.Ask(unix.RTM_GETLINK, 0, ask.Serialize())
-	return err == nil && len(replies) > 0 && len(replies[0].Data) >= unix.SizeofIfInfomsg &&
-		nl.DeserializeIfInfomsg(replies[0].Data).Flags&unix.IFF_UP != 0
+	lo, err := k.Get(unix.RTM_GETLINK, ask.Serialize())
+	return err == nil && len(lo.Data) >= unix.SizeofIfInfomsg && nl.DeserializeIfInfomsg(lo.Data).Flags&unix.IFF_UP != 0
 }

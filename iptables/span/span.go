@@ -38,10 +38,10 @@ func Join(spans []Span) []Span {
 	return out
 }
 
-// Prefixes gives the shortest sorted list of prefixes that covers what a list covers; nil for none.
+// Prefixes gives the shortest sorted list of prefixes that covers what a list covers, which may be that list; nil for none.
 func Prefixes(list []netip.Prefix) []netip.Prefix {
-	if len(list) == 1 {
-		return []netip.Prefix{list[0].Masked()}
+	if len(list) == 1 && list[0] == list[0].Masked() {
+		return list
 	}
 	var out []netip.Prefix
 	for _, s := range Of(list) {
