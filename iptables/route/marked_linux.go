@@ -36,6 +36,17 @@ func (k *session) ours(kinds ...uint16) (out []listed, err error) {
 	return out, nil
 }
 
+// leftOver lists rules and routes of ours. A route is added after its rule and goes before it: alone it is only where somebody
+// else took the rule away, and leads nothing then. So without rules it is looked for only if nothing at all is to stay.
+func (k *session) leftOver(nothingStays bool) ([]listed, error) {
+	rules, err := k.ours(unix.RTM_GETRULE)
+	if err != nil || len(rules) == 0 && !nothingStays {
+		return nil, err
+	}
+	routes, err := k.ours(unix.RTM_GETROUTE)
+	return append(rules, routes...), err
+}
+
 // list lists what the namespace has of the kind; nothing where the kernel has no policy routing.
 func (k *session) list(kind uint16) (out []listed, err error) {
 	all, err := again(func() ([]kernel.Reply, error) {

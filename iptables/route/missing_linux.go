@@ -11,16 +11,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// missing gives the changes that add the route and the rule of a family if they are not there, which the kernel is asked by
-// adding them. A route of somebody else's that is the same is used. A rule is not: ours is added beside it, which the kernel
+// missing gives the changes that add the rule and the route of a family if they are not there, which the kernel is asked by
+// adding them, in the order that leftOver relies on. A route of somebody else's that is the same is used. A rule is not: ours is added beside it, which the kernel
 // tells from it by its protocol, so that it does not go when the other one does.
 func (k *session) missing(want *iptables.Routing, f family) []change {
-	what, route := k.routeChange(k.localRoute(want.Table, f), f.name)
-	out := []change{k.unlessThere(what, route.undo, func(k *session) error { return k.addRoute(want.Table, f) },
-		func(k *session) error { return k.hasRoute(want.Table, f) })}
 	what, rule := k.ruleChange(policyRule(want, f), f.name)
-	return append(out, k.unlessThere(what, rule.undo, func(k *session) error { return k.addRule(want, f) },
-		func(k *session) error { return k.hasRule(want, f) }))
+	out := []change{k.unlessThere(what, rule.undo, func(k *session) error { return k.addRule(want, f) },
+		func(k *session) error { return k.hasRule(want, f) })}
+	what, route := k.routeChange(k.localRoute(want.Table, f), f.name)
+	return append(out, k.unlessThere(what, route.undo, func(k *session) error { return k.addRoute(want.Table, f) },
+		func(k *session) error { return k.hasRoute(want.Table, f) }))
 }
 
 // unlessThere is a change by adding, whose reverse does nothing if nothing was added. same says whether what is there

@@ -139,15 +139,16 @@ func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, erro
 		return nil, err
 	}
 	defer k.close()
+	ours, err := k.leftOver(want == nil)
+	if err != nil {
+		return nil, err
+	}
 	if want == nil {
 		want, of = &iptables.Routing{}, 0
 	}
 	var changes []change
 	var all []family
-	switch ours, err := k.ours(unix.RTM_GETRULE, unix.RTM_GETROUTE); {
-	case err != nil:
-		return nil, err
-	case !asWanted(ours, want, of):
+	if !asWanted(ours, want, of) {
 		all = families(iptables.BothFamilies)
 	}
 	for _, f := range all {
@@ -249,13 +250,24 @@ func explainRoute(err error, table int) error {
 	return err
 }
 
-// surplus gives the changes that take away rules and routes of ours, but for those that are wanted.
+// surplus gives the changes that take away routes and rules of ours, but for those that are wanted, in the order that leftOver
+// relies on.
 func (k *session) surplus(want *iptables.Routing, f family, keep bool) ([]change, error) {
 	rules, err := k.rules(f)
 	if err != nil {
 		return nil, err
 	}
+	routes, err := k.routes(unix.RT_TABLE_UNSPEC, f)
+	if err != nil {
+		return nil, err
+	}
 	var out []change
+	for _, r := range routes {
+		if r.Protocol == Protocol && !(keep && r.Table == want.Table && isLocalDefault(r)) {
+			what, c := k.routeChange(&r, f.name)
+			out = append(out, c.reverse(what))
+		}
+	}
 	kept := false
 	for _, r := range rules {
 		if r.Protocol != Protocol {
@@ -268,14 +280,7 @@ func (k *session) surplus(want *iptables.Routing, f family, keep bool) ([]change
 		what, c := k.ruleChange(&r, f.name)
 		out = append(out, c.reverse(what))
 	}
-	routes, err := k.routes(unix.RT_TABLE_UNSPEC, f)
-	for _, r := range routes {
-		if r.Protocol == Protocol && !(keep && r.Table == want.Table && isLocalDefault(r)) {
-			what, c := k.routeChange(&r, f.name)
-			out = append(out, c.reverse(what))
-		}
-	}
-	return out, err
+	return out, nil
 }
 
 func matches(r netlink.Rule, want *iptables.Routing) bool {

@@ -179,6 +179,44 @@ func TestAFailureOnTheWayIsUndone(t *testing.T) {
 	}
 }
 
+// Whoever is killed on the way leaves nothing that is not found by our rules.
+func TestNoRouteOfOursIsEverWithoutItsRule(t *testing.T) {
+	ns := testns.New(t)
+	steps := 0
+	look := func(string) error {
+		steps++
+		run1(t, ns, `for f in -4 -6; do [ -z "$(ip $f route show table 133 2>/dev/null)" ] || ip $f rule | grep -q 'lookup 133'; done`)
+		return nil
+	}
+	r := New(Config{NetNS: int(ns.Handle), Inject: look})
+	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Prune(nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if steps != 10 { // a rule and a route of each family and ::6, there and gone
+		t.Errorf("%d steps", steps)
+	}
+}
+
+// A route whose rule somebody else took away leads nothing, and goes when all goes.
+func TestARouteAloneGoesWithTheRest(t *testing.T) {
+	ns := testns.New(t)
+	before := show(t, ns)
+	r := New(Config{NetNS: int(ns.Handle)})
+	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
+		t.Fatal(err)
+	}
+	run1(t, ns, "ip rule del priority 1337; ip -6 rule del priority 1337")
+	if _, err := r.Prune(nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if after := show(t, ns); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
 func TestHalfOfTheRoutingIsToldOf(t *testing.T) {
 	ns := testns.New(t)
 	r := New(Config{NetNS: int(ns.Handle)})
