@@ -170,6 +170,11 @@ func TestACapturedMeshOfAnOrdinaryUserIsUsedAsThatOfRootIs(t *testing.T) {
 	if want := fmt.Sprintf("%s\n%d\n%d\nCapEff:\t0000000000000000\n", ordinaryHome, ordinaryID, ordinaryID); said != want {
 		t.Errorf("a command runs otherwise than its user runs it: got %q, want %q", said, want)
 	}
+	lacking := ordinarily(t, "exec", "page-v1", "--", "/bin/true")
+	lacking.Env = append(lacking.Env, "PATH="+ordinaryHome)
+	if out, err := lacking.CombinedOutput(); exitCode(err) != mesh.ExitNotInside || !strings.Contains(string(out), "util-linux") {
+		t.Errorf("without nsenter: exit code %d, want %d and what to install:\n%s", exitCode(err), mesh.ExitNotInside, out)
+	}
 	outside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer outside.Close()
 	_, at, _ := net.SplitHostPort(outside.Listener.Addr().String())
@@ -298,7 +303,12 @@ func TestWhatCaptureLacksForAnOrdinaryUserIsToldWithTheRemedy(t *testing.T) {
 	refusing := filepath.Join(ordinaryHome, "refusing")
 	ordinaryFolder(t, "refusing")
 	testenv.Program(t, filepath.Join(refusing, "newgidmap"), []byte("#!/bin/sh\necho it may not >&2; exit 1\n"))
-	refused(refusing+":"+usual, "newgidmap: exit status 1: it may not")
+	refused(refusing+":"+usual, "newgidmap: exit status 1: it may not: "+refusing+"/newgidmap has no privileges of its own; `sudo setcap cap_setgid=ep")
+	kept := ordinarily(t, "demo", "--capture")
+	kept.Path, kept.Args = "/usr/bin/setpriv", append([]string{"setpriv", "--no-new-privs", kept.Path}, kept.Args[1:]...)
+	if out, err := kept.CombinedOutput(); exitCode(err) != 2 || !strings.Contains(string(out), "(no_new_privs, as by NoNewPrivileges= of systemd)") {
+		t.Errorf("where nobody gets privileges: exit code %d, want 2 and why:\n%s", exitCode(err), out)
+	}
 	write(t, "/etc/subgid", "somebody:100000:65536\nordinary:100000:0\n")
 	refused(usual, "usermod --add-subgids 100000-165535 ordinary")
 }

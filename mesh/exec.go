@@ -88,6 +88,9 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 		return &ExecError{ExitNotInside, fmt.Errorf("finding the working directory: %w", err)}
 	}
 	if inOwnUserNamespace(in.PID) {
+		if _, err := locateProgram([]string{nsenter}, env); err != nil {
+			return &ExecError{ExitNotInside, fmt.Errorf("joining workload %s: %w (of the package util-linux)", instance, err)}
+		}
 		path, err := locateProgram(args, env)
 		if err != nil {
 			return notRun(err)
@@ -107,6 +110,8 @@ func inOwnUserNamespace(pid int) bool {
 	return err == nil && ourErr == nil && theirs != ours
 }
 
+const nsenter = "nsenter"
+
 // enterScript is a shell's: it goes to a directory, and runs a program there.
 const enterScript = `cd -- "$1" || exit 125; shift; exec "$@"`
 
@@ -114,7 +119,7 @@ const enterScript = `cd -- "$1" || exit 125; shift; exec "$@"`
 // process cannot go there itself: the kernel takes none that has several threads.
 func entering(pid int, dir, path string, args []string) []string {
 	return append([]string{
-		"nsenter", "--target", strconv.Itoa(pid), "--user", "--net", "--mount", "--preserve-credentials",
+		nsenter, "--target", strconv.Itoa(pid), "--user", "--net", "--mount", "--preserve-credentials",
 		"/bin/sh", "-c", enterScript, "sh", dir, path,
 	}, args...)
 }

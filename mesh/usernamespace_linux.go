@@ -151,9 +151,22 @@ func (m mapping) write(pid int) error {
 	own := strconv.Itoa(os.Getgid())
 	out, err := exec.Command(m.tool, strconv.Itoa(pid), own, own, "1", strconv.Itoa(proxyGroup), m.proxies, "1").CombinedOutput() // #nosec G204 -- the system's own
 	if err != nil {
-		return fmt.Errorf("giving a user namespace the groups %s and %s: newgidmap: %w: %s", own, m.proxies, err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("giving a user namespace the groups %s and %s: newgidmap: %w: %s%s", own, m.proxies, err, strings.TrimSpace(string(out)), m.remedy())
 	}
 	return nil
+}
+
+// remedy is what may be done where newgidmap may not do its work: it has privileges that its user has not.
+func (m mapping) remedy() string {
+	if kept, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && kept == 1 {
+		return ": no process that is started from here gets privileges (no_new_privs, as by NoNewPrivileges= of systemd): start pilotfish from elsewhere"
+	}
+	info, err := os.Stat(m.tool)
+	_, lacks := unix.Getxattr(m.tool, "security.capability", nil)
+	if err == nil && lacks != nil && info.Mode()&fs.ModeSetuid == 0 {
+		return fmt.Sprintf(": %s has no privileges of its own; `sudo setcap cap_setgid=ep %[1]s` gives it what it takes", m.tool)
+	}
+	return ""
 }
 
 // namespaceRemedy is what may be done where no user namespace can be made, or one is of no use.
