@@ -155,8 +155,8 @@ func newDestinationRules(prev *destinationRules, resources []*config.Resource, r
 		old := prev.of(namespace)
 		rules := old
 		if !sameNames || !equalPointers(old.from, resources[:n]) {
-			rules = newNamespaceRules(old, resources[:n:n], resolve, defaultExportTo)
-			sameSubsets = sameSubsets && maps.EqualFunc(rules.subsets, old.subsets, slices.Equal)
+			rules = newNamespaceRules(old, resources[:n], resolve, defaultExportTo)
+			sameSubsets = sameSubsets && old != &noRules && maps.EqualFunc(rules.subsets, old.subsets, slices.Equal)
 		}
 		resources = resources[n:]
 		index.byNamespace[namespace] = rules
@@ -204,7 +204,7 @@ func newNamespaceRules(prev *namespaceRules, resources []*config.Resource, resol
 		}
 	}
 	rules := indexRules(groups)
-	rules.from = resources
+	rules.from = slices.Clone(resources) // and not a part of what else there is now, which is gone before these rules are
 	return rules
 }
 

@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
+	"slices"
 	"testing"
+	"weak"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
@@ -56,6 +59,39 @@ func TestRulesAreTheSameHoweverTheyCameToBe(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestRulesKeepNothingOfOtherNamespaces that is replaced or gone: they outlive it.
+func TestRulesKeepNothingOfOtherNamespaces(t *testing.T) {
+	store := config.NewMemoryStore()
+	put := func(namespace, subset string) config.Key {
+		resources, problems := config.Parser{}.Parse("x.yaml", fmt.Appendf(nil,
+			"{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: r, namespace: %s}, spec: {host: h.x.example, subsets: [%s]}}", namespace, subset))
+		if len(resources) != 1 {
+			t.Fatal(problems)
+		}
+		store.Put(resources...)
+		return resources[0].Key
+	}
+	edited := []config.Key{put("a", "{name: v0}"), put("b", "{name: v1}")}
+	s := Build(nil, Inputs{Store: store}, edited)
+	old := weak.Make(s.resources[config.DestinationRule][1])
+	edited = []config.Key{put("b", "{name: v2}")}
+	for range 2 { // a snapshot may hold what the one before had
+		s = Build(s, Inputs{Store: store}, edited)
+	}
+	for range 3 {
+		runtime.GC()
+	}
+	if old.Value() != nil {
+		t.Error("the rules of namespace a keep a document of namespace b that was replaced")
+	}
+
+	store.Delete(edited[0]) // as another namespace has its first one
+	s = Build(s, Inputs{Store: store}, []config.Key{edited[0], put("c", "")})
+	if got := s.world.destinationRules.subsets.exact["h.x.example"]; slices.Contains(got, "v2") {
+		t.Errorf("subsets are %v after the document of v2 was removed", got)
 	}
 }
 
