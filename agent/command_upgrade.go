@@ -18,8 +18,9 @@ connection that its clients would not have ended themselves.
 
 The new Envoy has to accept the bootstrap before anything is started. It is then started beside the old one,
 and serves once it has its configuration from the control plane; the old one finishes what it has and is
-ended as soon as no connection is left, or after --keep. Should the new one not become ready, the old one
-goes on, and the command fails with the reason. Ctrl-C before the new one serves has the same effect.
+ended as soon as no connection is left, or after --keep; requests that it has then are still finished while
+the time of an end (TERMINATION_GRACE_PERIOD) allows. Should the new one not become ready, the old one goes
+on, and the command fails with the reason. Ctrl-C before the new one serves has the same effect.
 
   hot-restart   the new Envoy takes over the listening sockets; for agents that run with --restart
   hand-over     both listen side by side for a moment; for all others
@@ -60,7 +61,7 @@ func newUpgradeCommand() *cobra.Command {
 	f.StringVar(&o.Path, "envoy-path", "", "the Envoy to go to")
 	f.StringVar(&o.Way, "way", "", "hot-restart or hand-over (default hot-restart where that is possible)")
 	f.DurationVar(&o.ReadyWithin, "ready-within", defaultReadyWithin, "how long the new Envoy may take to become ready")
-	f.DurationVar(&o.Keep, "keep", 0, "how long the old Envoy may go on with what it has (default drainDuration and 15s)")
+	f.DurationVar(&o.Keep, "keep", 0, "how long the old Envoy may keep connections that have no request (default drainDuration and 15s)")
 	f.BoolVar(&o.Wait, "wait", false, "return when the old Envoy has ended, not when the new one serves")
 	addConfigPath(f, &configPath)
 	own.addTo(f)

@@ -254,7 +254,9 @@ func TestNewEnvoyThatFailsAndDoesNotEndTakesNothingFromTheOldOne(t *testing.T) {
 // An old Envoy that is frozen cannot close its listeners, and would keep the connections that the kernel deals it.
 func TestFrozenOldEnvoyIsGivenNoNewConnections(t *testing.T) {
 	t.Parallel()
-	r := upgradable(t, "127.88.41.1", testenv.EnvoyVersion)
+	s := newSetup(t, "127.88.41.1")
+	s.env = append(s.env, "TERMINATION_GRACE_PERIOD=6")
+	r := s.upgradable(t, testenv.EnvoyVersion)
 	old := r.envoy()
 	if err := syscall.Kill(old, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -263,7 +265,7 @@ func TestFrozenOldEnvoyIsGivenNoNewConnections(t *testing.T) {
 		t.Fatalf("upgrade: %s", u.out)
 	}
 	r.eventually("the old Envoy was found not to answer", func() error {
-		if strings.Count(r.out.String(), "the old Envoy was not told to drain") != 2 {
+		if !strings.Contains(r.out.String(), "the old Envoy was not told to close its listeners") {
 			return errors.New("not yet")
 		}
 		return nil

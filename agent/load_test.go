@@ -70,6 +70,7 @@ func (s *setup) serveTraffic(t *testing.T) {
 type traffic struct {
 	t       *testing.T
 	address string
+	ctx     context.Context
 	cancel  context.CancelFunc
 	clients sync.WaitGroup
 	asked   atomic.Int64
@@ -80,10 +81,18 @@ type traffic struct {
 // betweenRequests leaves the machine time for other tests.
 const betweenRequests = 5 * time.Millisecond
 
+// startTraffic is startClients, and somebody who asks for readiness.
 func startTraffic(t *testing.T, address string) *traffic {
 	t.Helper()
+	l := startClients(t, address)
+	l.clients.Go(func() { l.probe(l.ctx) })
+	return l
+}
+
+func startClients(t *testing.T, address string) *traffic {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	l := &traffic{t: t, address: address, cancel: cancel}
+	l := &traffic{t: t, address: address, ctx: ctx, cancel: cancel}
 	t.Cleanup(func() { l.stop() })
 	var h2 http.Protocols
 	h2.SetUnencryptedHTTP2(true)
@@ -93,7 +102,6 @@ func startTraffic(t *testing.T, address string) *traffic {
 		l.client(ctx, "HTTP/2", &http.Transport{Protocols: &h2})
 	}
 	l.clients.Go(func() { l.rpcs(ctx) })
-	l.clients.Go(func() { l.probe(ctx) })
 	return l
 }
 

@@ -18,14 +18,14 @@ const (
 	closing = 200 * time.Millisecond
 	// retireStop is what an old Envoy has to end after SIGTERM.
 	retireStop = 5 * time.Second
+	// parentMargin is how much later than the agent a new Envoy would end the one that it took over from.
+	parentMargin = 10 * time.Second
 )
 
 // retire lets the old Envoy finish what it has and ends it. It says why it did not wait any longer.
 func (t *takeover) retire(young, old *instance) (why string) {
-	ctx, cancel := context.WithTimeout(context.Background(), t.keep())
+	ctx, cancel := t.untilTheEnd(context.Background())
 	defer cancel()
-	ctx, cancelEnd := t.untilTheEnd(ctx)
-	defer cancelEnd()
 	old.enter(Draining)
 	if t.way == handOver {
 		t.drainOld(ctx, young, old)
@@ -51,7 +51,9 @@ func (t *takeover) drainOld(ctx context.Context, young, old *instance) {
 	if err != nil {
 		t.Logger.Warn("new connections may still go to the old Envoy until it closes its listeners, and a few be reset then", "error", err)
 	}
-	_ = t.tellOld(ctx, old, envoy.Drain{Graceful: true})
+	if err := t.urge(ctx, old); err != nil {
+		t.Logger.Warn("the old Envoy was not told to drain", "error", err)
+	}
 	if !sleep(ctx, besides) {
 		return
 	}
@@ -59,6 +61,7 @@ func (t *takeover) drainOld(ctx context.Context, young, old *instance) {
 		t.Logger.Warn("connections could not be steered to one socket of the new Envoy", "error", err)
 	}
 	if err := t.tellOld(ctx, old, envoy.Drain{}); err != nil {
+		t.Logger.Warn("the old Envoy was not told to close its listeners, so the agent does", "error", err)
 		if err := old.process.Unlisten(); err != nil {
 			t.Logger.Warn("new connections may go to the old Envoy until it ends, which does not answer", "error", err)
 		}
@@ -66,14 +69,27 @@ func (t *takeover) drainOld(ctx context.Context, young, old *instance) {
 	sleep(ctx, closing)
 }
 
+// urge tells the old Envoy's clients to go. One that is slow to answer is asked again: nothing is lost meanwhile, but all
+// that it serves would be if it ended before. Once the agent is ending, what comes next sees to the deadline.
+func (t *takeover) urge(ctx context.Context, old *instance) error {
+	ctx, cancel := context.WithTimeout(ctx, t.finishTime())
+	defer cancel()
+	for {
+		err := t.tellOld(ctx, old, envoy.Drain{Graceful: true})
+		if err == nil || ended(old) || t.upgrades.life.Err() != nil {
+			return err
+		}
+		t.Logger.Info("the old Envoy is asked again to drain", "pid", old.process.PID(), "error", err)
+		if !sleep(ctx, retirePoll) {
+			return err
+		}
+	}
+}
+
 func (t *takeover) tellOld(ctx context.Context, old *instance, d envoy.Drain) error {
 	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
 	defer cancel()
-	err := old.admin.DrainListeners(ctx, d)
-	if err != nil {
-		t.Logger.Warn("the old Envoy was not told to drain", "error", err)
-	}
-	return err
+	return old.admin.DrainListeners(ctx, d)
 }
 
 // untilTheEnd ends when an agent that is told to end has to stop its Envoys: one deadline is for all that is left to do.
@@ -92,7 +108,12 @@ func (t *takeover) untilTheEnd(ctx context.Context) (context.Context, context.Ca
 	return ctx, cancel
 }
 
-// awaitLeaving waits until the old Envoy has nothing left to do, or is out of time.
+// finishTime is what an old Envoy has beyond its time for requests that it still serves: as much as an end would give them.
+func (t *takeover) finishTime() time.Duration {
+	return t.Config.Shutdown.Deadline - t.Config.Shutdown.Stop
+}
+
+// awaitLeaving waits until the old Envoy, whose clients were told to go, has nothing left to do, or is out of time.
 func (t *takeover) awaitLeaving(ctx context.Context, young, old *instance) string {
 	idle, stopCounting := t.watchIdle(ctx, young, old)
 	defer stopCounting()
@@ -101,13 +122,31 @@ func (t *takeover) awaitLeaving(ctx context.Context, young, old *instance) strin
 		return "it ended by itself"
 	case <-idle:
 		return "no connection was left"
-	case <-ctx.Done():
-		if t.upgrades.life.Err() == nil {
-			return "its time was over"
+	case <-time.After(t.keep()):
+		if why := t.finish(ctx, old, idle); why != "" {
+			return why
 		}
 	case <-t.upgrades.life.Done():
 	}
 	return t.lastLeave(ctx, old, idle)
+}
+
+// finish lets an Envoy that is out of time answer the requests that it has. It says nothing when the agent is ending.
+func (t *takeover) finish(ctx context.Context, old *instance, idle <-chan struct{}) (why string) {
+	enough, stopAsking := t.watchEnough(ctx, old, ShutdownConfig{})
+	defer stopAsking()
+	select {
+	case <-old.process.Done():
+		return "it ended by itself"
+	case <-idle:
+		return "no connection was left"
+	case why := <-enough:
+		return "its time was over: " + why
+	case <-time.After(t.finishTime()):
+		return "its time was over, and that of the requests that it still had"
+	case <-t.upgrades.life.Done():
+		return ""
+	}
 }
 
 // lastLeave waits on when the agent is ending: what the old Envoy serves has as much time as what the new one does.
@@ -115,7 +154,7 @@ func (t *takeover) lastLeave(ctx context.Context, old *instance, idle <-chan str
 	if t.orders.endAtOnce.given() {
 		return "the agent is ending, and was told to drain before"
 	}
-	enough, stopAsking := t.watchEnough(ctx, old)
+	enough, stopAsking := t.watchEnough(ctx, old, t.Config.Shutdown)
 	defer stopAsking()
 	select {
 	case <-old.process.Done():
@@ -131,9 +170,9 @@ func (t *takeover) lastLeave(ctx context.Context, old *instance, idle <-chan str
 	return "the agent is ending"
 }
 
-// watchEnough tells when the old Envoy's drain may end though it has connections, by the same rule as the new one's. An
-// Envoy that does not tell what it serves is left its time.
-func (t *takeover) watchEnough(ctx context.Context, old *instance) (enough <-chan string, stop func()) {
+// watchEnough tells when the old Envoy's drain may end though it has connections, by the rule of a plan. An Envoy that does
+// not tell what it serves is left its time.
+func (t *takeover) watchEnough(ctx context.Context, old *instance, plan ShutdownConfig) (enough <-chan string, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	found, done := make(chan string, 1), make(chan struct{})
 	began := time.Now()
@@ -149,7 +188,7 @@ func (t *takeover) watchEnough(ctx context.Context, old *instance) (enough <-cha
 				continue
 			}
 			c = count{load: seen}.after(c, time.Since(began))
-			if why, ok := t.Config.Shutdown.enough(c, time.Since(began)); ok {
+			if why, ok := plan.enough(c, time.Since(began)); ok {
 				found <- why
 				return
 			}

@@ -118,7 +118,7 @@ func (t *takeover) startBeside(binary envoy.Binary) (*instance, error) {
 		return nil, err
 	}
 	o := t.options(binary)
-	o.HotRestart = l.lineage.epoch(l.generation, t.keep())
+	o.HotRestart = l.lineage.epoch(l.generation, t.keep()+t.finishTime()+parentMargin)
 	l.args = t.arguments(o, binary)
 	t.old.adminGone.Store(true) // Envoy closes it at once
 	t.old.process.Superseded()

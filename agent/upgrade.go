@@ -36,7 +36,8 @@ type upgradeOrder struct {
 	Path string `json:"path"`
 	// Way is hot-restart or hand-over; empty for what is possible.
 	Way string `json:"way,omitempty"`
-	// ReadyWithin is how long the new Envoy may take to be ready, Keep how long the old one may go on afterwards.
+	// ReadyWithin is how long the new Envoy may take to be ready, Keep how long the old one may go on afterwards without
+	// a request.
 	ReadyWithin time.Duration `json:"readyWithin,omitempty"`
 	Keep        time.Duration `json:"keep,omitempty"`
 	// Wait asks for the answer when the old Envoy has ended, not when the new one serves.

@@ -180,6 +180,7 @@ func TestNewEnvoyThatDiesWhileTheOldOneDrainsIsFollowedByTheOldVersion(t *testin
 			})
 			r.waitReady()
 			streams.alive()
+			streams.cancel()
 			r.results(`result="went-back"} 1`)
 			r.alone(r.envoy())
 			r.serves(testenv.OldEnvoyVersion, 2)

@@ -48,7 +48,11 @@ func (r *running) results(want string) {
 
 func upgradable(t *testing.T, address, version string, args ...string) *running {
 	t.Helper()
-	s := newSetup(t, address)
+	return newSetup(t, address).upgradable(t, version, args...)
+}
+
+func (s *setup) upgradable(t *testing.T, version string, args ...string) *running {
+	t.Helper()
 	s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
 	s.args = append(s.args, args...)
 	s.serveTraffic(t)
