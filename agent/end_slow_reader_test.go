@@ -86,7 +86,7 @@ func TestTCPThatIsReadSlowlyIsSentWhole(t *testing.T) {
 				}
 			}()
 			s := newSetup(t, fmt.Sprintf("127.102.12.%d", n+1))
-			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("0.5s"), "TERMINATION_GRACE_PERIOD=2m")
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("3s"), "TERMINATION_GRACE_PERIOD=2m")
 			s.cp.more = []*listenerv3.Listener{message(t, &listenerv3.Listener{}, tcpListener, s.address)}
 			s.cp.clusters = []*clusterv3.Cluster{message(t, &clusterv3.Cluster{}, appCluster, app.Addr().(*net.TCPAddr).Port)}
 			s.cp.start(t)
@@ -102,7 +102,7 @@ func TestTCPThatIsReadSlowlyIsSentWhole(t *testing.T) {
 			}
 			r.signal(syscall.SIGTERM)
 			r.waitState(Draining)
-			time.Sleep(2 * time.Second) // four times what connections without a request are given
+			time.Sleep(6 * time.Second) // twice what connections without a request are given
 			if n, err := io.Copy(io.Discard, conn); n != size-1 || err != nil {
 				t.Errorf("%d bytes of %d: %v", n+1, size, err)
 			}
