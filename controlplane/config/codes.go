@@ -113,7 +113,7 @@ var codes = []CodeInfo{
 	{AmbiguousWord, "ambiguous word", "A word without quotes (yes, no, on, off, y, n) that is true or false for kubectl and Istio, which read YAML 1.1, and text for others.", "Put it in quotes where text is meant; write true or false where that is."},
 
 	{UnknownHost, "unknown host", "A rule names a host that no Service or ServiceEntry has: what is routed there is answered with 503, and a rule for it has no effect.", "Correct the host, or add a Service or ServiceEntry."},
-	{UnknownPort, "unknown port", "A rule names a port that the service does not have.", "Use one of the service's ports."},
+	{UnknownPort, "unknown port", "A rule names a port that the service does not have, or a Sidecar one that none of those has which it is to lead to.", "Use one of the service's ports."},
 	{UnknownSubset, "unknown subset", "A route names a subset that no DestinationRule in force for the host defines: what is routed there is answered with 503.", "Define the subset, or correct its name."},
 	{UnknownGateway, "unknown gateway", "A VirtualService is bound to a Gateway that does not exist.", "Correct the name (namespace/name), or add the Gateway."},
 	{HiddenHost, "hidden host", "The host exists, and its exportTo hides it from the namespace of the document that names it.", "Extend the service's exportTo, or move the rule to a namespace that sees it."},
@@ -130,7 +130,7 @@ var codes = []CodeInfo{
 	{GatewayOverlap, "gateways overlap", "Two servers of Gateways for the same proxies claim one host on one port; the older one has it.", "Give the host to one of them."},
 	{GatewayPortMixed, "gateway port mixed", "Two servers of Gateways for the same proxies use one port with protocols that cannot share it.", "Use another port for one of them."},
 	{ServiceHostTaken, "service host taken", "Two services claim one host; the older one has it.", "Join them, or limit each to its namespace by exportTo."},
-	{SharedAddress, "shared address", "Two services have one address: connections to a TCP port that both have go to one of the two.", "Give one of them another address."},
+	{SharedAddress, "shared address", "Two services have one address: connections to a TCP port that both have go to one of the two, by its rules.", "Give one of them another address."},
 	{SeveralOfOne, "several of one", "Several documents apply to the same workloads where one counts; the oldest is in force.", "Join them, or tell them apart by selector."},
 	{DuplicateSubset, "duplicate subset", "Two DestinationRules of one namespace define a subset of one name for one host; the older one's counts.", "Rename or remove one."},
 	{WeightsUnlike, "weights unlike 100", "The weights of a route do not add up to 100. They are taken as proportions.", "Make them add up to 100, if percentages were meant."},
@@ -145,7 +145,7 @@ var codes = []CodeInfo{
 	{MutualToPlaintext, "mutual TLS to plaintext", "A DestinationRule has callers use the mesh's mutual TLS where no endpoint speaks it: the calls fail.", "Remove trafficPolicy.tls, or give the workloads sidecars."},
 	{PrincipalsUnprovable, "principals unprovable", "A policy asks for principals or namespaces of callers where mutual TLS is disabled: no caller can prove one.", "Enable mutual TLS there, or match by ipBlocks."},
 	{RequestUnverified, "request unverified", "A policy asks for claims of a token where no RequestAuthentication verifies one: no request has them.", "Add a RequestAuthentication for the same workloads."},
-	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy asks for what only HTTP has, at a port that is not HTTP: an ALLOW rule never matches there, a DENY rule matches without regard to it. Or it asks a provider by HTTP about connections, which are denied.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
+	{HTTPRuleOnTCP, "HTTP rule on TCP", "A policy asks for what only HTTP has, at a port that is not HTTP: an ALLOW rule never matches there (info), a DENY rule matches without regard to it, and refuses connections. Or it asks a provider by HTTP about connections, which are denied.", "Limit the rule to the HTTP ports by to.operation.ports, or name the port http-…."},
 
 	{RejectedByEnvoy, "rejected by Envoy", "An Envoy rejected what was made of these documents; it keeps what it had.", "Look at the documents that are named, beginning with the first."},
 	{PatchLeftOut, "patch left out", "A patch of an EnvoyFilter makes something that Envoy would not take: it is left out there, and the others are applied.", "Correct the patch's value, or match only what it fits."},

@@ -312,6 +312,7 @@ func (c *checker) destinationRules() {
 			c.unknownHost(r, "spec.host", spec.GetHost(), "the rule has no effect")
 		}
 		c.callers(r)
+		c.proxyHeaders(r)
 		c.clientCredentials(r, "spec.trafficPolicy", spec.GetTrafficPolicy())
 		c.outliers(r, "spec.trafficPolicy", spec.GetTrafficPolicy(), nil)
 		for i, s := range spec.GetSubsets() {
@@ -381,6 +382,7 @@ func (c *checker) sidecars() {
 			for j, host := range listener.GetHosts() {
 				c.egressHost(r, fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), host)
 			}
+			c.egressPort(r, fmt.Sprintf("spec.egress[%d].port.number", i), listener)
 		}
 	}
 }

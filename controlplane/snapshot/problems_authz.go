@@ -48,15 +48,17 @@ func (c *checker) defeated(p Policy) {
 
 func (c *checker) httpOnTCP(p Policy, field string, streams []string) {
 	message := "only HTTP has it, and these ports are not HTTP: " + strings.Join(head(streams, 5), ", ") + ": "
+	severity := config.Info
 	switch p.Spec.GetAction() {
 	case security.AuthorizationPolicy_ALLOW:
 		message += "the rule never matches there"
 	case security.AuthorizationPolicy_DENY:
-		message += "the rule matches there without regard to it"
+		message += "the rule matches there without regard to it, and connections are refused"
+		severity = config.Warning
 	default:
 		return
 	}
-	c.tell(config.HTTPRuleOnTCP, config.Info, p.Resource, field, "", message,
+	c.tell(config.HTTPRuleOnTCP, severity, p.Resource, field, "", message,
 		"limit the rule to HTTP ports by to.operation.ports, or name the ports for what they speak")
 }
 
@@ -68,7 +70,7 @@ func (c *checker) askedByHTTP(p Policy, field string, streams []string) {
 	if FindProvider(c.w.mesh, p.Spec.GetProvider().GetName()).GetEnvoyExtAuthzHttp() == nil {
 		return
 	}
-	c.tell(config.HTTPRuleOnTCP, config.Info, p.Resource, field, "",
+	c.find(config.HTTPRuleOnTCP, p.Resource, field, "",
 		"the provider is asked by HTTP, about requests, and these ports are not HTTP: "+strings.Join(head(streams, 5), ", ")+": what the rule matches there is denied",
 		"limit the rule to HTTP ports by to.operation.ports, or use a provider with envoyExtAuthzGrpc")
 }

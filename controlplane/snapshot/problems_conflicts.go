@@ -204,11 +204,30 @@ func (c *checker) sharedAddresses() {
 				other := first[key]
 				if other == nil {
 					first[key] = svc
-				} else if r := c.s.Registry.Document(svc); r != nil && other.Hostname != svc.Hostname {
+				} else if r := c.s.Registry.Document(svc); r != nil && other.Hostname != svc.Hostname && !c.interchangeable(svc, other) {
 					c.find(config.SharedAddress, r, addressField(r, address), key.address, fmt.Sprintf("%s has the address %s and the port %d too: connections go to one of the two",
 						other.Hostname, key.address, key.port), "give one of them another address or port")
 				}
 			}
 		}
 	}
+}
+
+// interchangeable says whether it makes no difference which of two hosts of one document a connection is taken to be for: they
+// are served in the same places, and the same rules are for both.
+func (c *checker) interchangeable(a, b *registry.Service) bool {
+	if a.Source != b.Source || c.w.destinationRules.lookup(a.Namespace, a.Hostname, a.Namespace) != c.w.destinationRules.lookup(b.Namespace, b.Hostname, b.Namespace) {
+		return false
+	}
+	for _, v := range c.w.virtualServices.byGateway[MeshGateway] {
+		covers := func(svc *registry.Service) bool {
+			return slices.ContainsFunc(v.Hosts, func(host string) bool { return MatchHost(host, svc.Hostname) })
+		}
+		if covers(a) != covers(b) {
+			return false
+		}
+	}
+	return slices.EqualFunc(c.s.Registry.Endpoints(a), c.s.Registry.Endpoints(b), func(x, y registry.Endpoint) bool {
+		return x.Address == y.Address && x.Port == y.Port && x.ServicePort == y.ServicePort
+	})
 }

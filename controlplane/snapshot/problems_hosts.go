@@ -2,6 +2,8 @@ package snapshot
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -37,6 +39,43 @@ func (c *checker) emptySubset(v *VirtualService, d placed, svc *registry.Service
 	c.find(config.SubsetWithoutEndpoints, v.Resource, d.path()+".subset", d.destination.GetSubset(),
 		fmt.Sprintf("none of the endpoints of %s has the labels %s: what is routed there is answered with 503", svc.Hostname, labelText(subset.GetLabels())),
 		"correct the labels of the subset or of the workloads")
+}
+
+// egressPort tells of a listener of a Sidecar for a port that none of the services has which it lets callers see.
+func (c *checker) egressPort(r *config.Resource, field string, listener *networking.IstioEgressListener) {
+	number := listener.GetPort().GetNumber()
+	if number == 0 || r.Namespace == c.w.mesh.GetRootNamespace() { // whose Sidecar is for other namespaces too
+		return
+	}
+	hosts := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, r.Namespace)
+	if number == 80 && c.anyRuleHost(r.Namespace, hosts) {
+		return
+	}
+	ports := map[uint32]bool{}
+	for _, svc := range c.w.services {
+		if !svc.VisibleTo(r.Namespace) || !hosts.see(svc.Namespace, svc.Hostname) {
+			continue
+		}
+		for _, p := range svc.Ports {
+			ports[p.Number] = ports[p.Number] || p.Protocol != registry.UDP
+		}
+	}
+	if len(ports) == 0 || ports[number] {
+		return
+	}
+	var others []string
+	for _, port := range slices.Sorted(maps.Keys(ports)) {
+		others = append(others, fmt.Sprint(port))
+	}
+	c.find(config.UnknownPort, r, field, fmt.Sprint(number), fmt.Sprintf("none of the services that the listener is for has the port %d: it leads to none", number),
+		"their ports are "+strings.Join(head(others, 8), ", "))
+}
+
+// anyRuleHost says whether a VirtualService gives one of the hosts its routes: a host may exist by those alone, at port 80.
+func (c *checker) anyRuleHost(namespace string, hosts egressHosts) bool {
+	return slices.ContainsFunc(c.w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool {
+		return v.VisibleTo(namespace) && slices.ContainsFunc(v.Hosts, func(host string) bool { return hosts.see(v.Namespace, host) })
+	})
 }
 
 // externalNames tells of Services of type ExternalName that lead to a service of the mesh: these are called as what is outside.

@@ -105,6 +105,44 @@ func (c *checker) compareTLS(r *config.Resource, svc *registry.Service, t caller
 	}
 }
 
+// proxyHeaders tells of connections that a DestinationRule has begin with the PROXY protocol, towards sidecars, which take it
+// for part of what the connection is for.
+func (c *checker) proxyHeaders(r *config.Resource) {
+	spec := r.Spec.(*networking.DestinationRule)
+	rule := &DestinationRule{policy: spec.GetTrafficPolicy(), Subsets: spec.GetSubsets()}
+	tell := func(field, subset string, of map[string]string, p *networking.TrafficPolicy) {
+		if p.GetProxyProtocol() == nil {
+			return
+		}
+		for _, svc := range c.servicesNamed(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
+			if c.confusedByHeader(svc, of, func(port uint32) Traffic { return rule.Traffic(subset, port) }) {
+				c.find(config.Questionable, r, field+".proxyProtocol", p.GetProxyProtocol().GetVersion().String(),
+					fmt.Sprintf("sidecars serve %s, and expect no header of the PROXY protocol: calls to it fail", svc.Hostname),
+					"remove proxyProtocol: with mutual TLS the callee knows who calls")
+				return
+			}
+		}
+	}
+	tell("spec.trafficPolicy", "", nil, spec.GetTrafficPolicy())
+	for i, s := range spec.GetSubsets() {
+		tell(fmt.Sprintf("spec.subsets[%d].trafficPolicy", i), s.GetName(), s.GetLabels(), s.GetTrafficPolicy())
+	}
+}
+
+// confusedByHeader says whether a sidecar among those who serve a service reads the header for something else: for the mesh's
+// mutual TLS, or for a request. Other bytes reach its workload, which may expect them to begin like that.
+func (c *checker) confusedByHeader(svc *registry.Service, subset map[string]string, traffic func(port uint32) Traffic) bool {
+	return !svc.External && slices.ContainsFunc(c.s.Registry.Endpoints(svc), func(e registry.Endpoint) bool {
+		if !e.MTLS || !Selects(subset, e.Labels) || c.isGateway(e.Labels) {
+			return false
+		}
+		port, _ := svc.Port(e.ServicePort)
+		tls := traffic(e.ServicePort).TLS
+		mutual := tls == nil && c.s.peerAuth.mode(e.Namespace, e.Labels, e.Port) != Disable || tls.GetMode() == networking.ClientTLSSettings_ISTIO_MUTUAL
+		return mutual || port.Protocol.IsHTTP()
+	})
+}
+
 // hopedStrict says whether the workloads of a service, none of which is known yet, will accept mutual TLS only.
 func (c *checker) hopedStrict(svc *registry.Service, t callersTLS) bool {
 	if svc.External || len(svc.Selector) == 0 || len(c.s.Registry.Endpoints(svc)) > 0 {
