@@ -164,6 +164,7 @@ func (w *watch) renew() {
 	c := &w.in.config
 	dirs := append([]string{c.ConfDir}, c.BinDirs...)
 	if c.Kubeconfig != "" {
+		_ = os.MkdirAll(filepath.Dir(c.Kubeconfig), 0o755) // to be watched before there is something to lose
 		dirs = append(dirs, filepath.Dir(c.Kubeconfig), filepath.Dir(c.TokenFile))
 	}
 	if c.Binary != "" {

@@ -76,7 +76,7 @@ func TestPluginIsPutBackWhateverIsTakenAway(t *testing.T) {
 
 func TestLostRunDirectoryIsMadeAnew(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
-	n.run(func(c *Config) { c.Recheck = 5 * time.Millisecond })
+	n.run(func(c *Config) { c.Recheck = time.Hour })
 	n.eventually("the first install", n.installed)
 	for range 3 { // what is watched is each time another folder
 		if err := os.Rename(n.path("run"), filepath.Join(t.TempDir(), "lost")); err != nil {
