@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -167,4 +168,35 @@ func TestEnvoyThatTheProxyUserMayNotRunIsToldOf(t *testing.T) {
 	}
 	s.env = append(s.env, "ENVOY_PATH="+path)
 	s.start(t).endsWith(1, "as user 1337", "let that user read and execute "+path)
+}
+
+// A container's root has no SYS_PTRACE as a rule, and may not look at the sockets of another user's Envoy then.
+func TestConnectionsOfAnotherUsersEnvoyHaveTheirTimeThoughTheyCannotBeSeen(t *testing.T) {
+	for way, address := range map[string]string{hotRestart: "127.170.25.1", handOver: "127.170.26.1"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			s := rootOnPort53(t, address)
+			s.within = []string{"setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace"}
+			s.serveTraffic(t)
+			s.cp.start(t)
+			s.args = append(s.args, "--restart")
+			r := s.start(t)
+			r.waitReady()
+			c, err := net.Dial("tcp", address+":9000")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			u := r.upgrade(t, "--envoy-path", openEnvoy(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "3s", "--wait")
+			if code := u.exit(); code != 0 || !strings.Contains(u.out.String(), "1 connections had their time") {
+				t.Errorf("upgrade: %d: %s", code, u.out)
+			}
+			if told := strings.Contains(r.out.String(), "new connections may still go to the old Envoy"); told != (way == handOver) {
+				t.Errorf("it is told that connections cannot be steered: %v", told)
+			}
+			r.signal(syscall.SIGTERM)
+			r.endsWith(0)
+			r.nothingLeft()
+		})
+	}
 }

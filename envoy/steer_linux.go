@@ -3,6 +3,7 @@ package envoy
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -146,6 +147,9 @@ func socketDescriptors(pid int) (map[string]int, error) {
 	found := make(map[string]int)
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if errors.Is(err, fs.ErrPermission) { // who may list them may not look at them for that reason
+			return nil, err
+		}
 		inode, isSocket := strings.CutPrefix(target, "socket:[")
 		if err != nil || !isSocket {
 			continue

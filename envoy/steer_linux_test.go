@@ -1,10 +1,16 @@
 package envoy
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -116,5 +122,74 @@ signal.pause()
 		if err == nil {
 			_ = c.Close()
 		}
+	}
+}
+
+// asNobody does something on a thread that is an ordinary user's.
+func asNobody(t *testing.T, do func() error) error {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be somebody else")
+	}
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		_, _, group := syscall.RawSyscall(syscall.SYS_SETRESGID, nobody, nobody, nobody)
+		_, _, user := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody)
+		if group != 0 || user != 0 {
+			failed <- errors.Join(group, user)
+			return
+		}
+		failed <- do()
+	}()
+	return <-failed
+}
+
+const nobody = 65534
+
+// An Envoy with capabilities by its file may be looked at by nobody but root, and may have taken over from another.
+func TestSocketsThatAnUnreadableProcessMayHaveTooAreNotClosed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.107.30.3:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := l.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sleeper := func(user uint32) *exec.Cmd {
+		t.Helper()
+		c := exec.Command("sleep", "1000")
+		c.ExtraFiles = []*os.File{f}
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+		if err := c.Start(); err != nil {
+			t.Skipf("no process may be another user's here: %v", err)
+		}
+		t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+		return c
+	}
+	p, other := sleeper(nobody), sleeper(0)
+	_, _ = l.Close(), f.Close()
+	connect := func() error {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err
+	}
+	unlistenP := func() error { return unlisten(p.Process.Pid) }
+	if err := asNobody(t, unlistenP); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), strconv.Itoa(other.Process.Pid)) {
+		t.Errorf("%v, want that process %d may not be looked at", err, other.Process.Pid)
+	}
+	if err := connect(); err != nil {
+		t.Errorf("it was closed: %v", err)
+	}
+	if err := asNobody(t, func() error { return unlisten(other.Process.Pid) }); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("of a process that may not be looked at: %v", err)
+	}
+	_ = other.Process.Kill() // which ends it, though nobody has waited for it yet
+	testenv.Eventually(t, "the process alone has the socket", func() error { return asNobody(t, unlistenP) })
+	if connect() == nil {
+		t.Error("it is still open")
 	}
 }

@@ -3,6 +3,7 @@ package envoy
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -14,19 +15,15 @@ import (
 // unlisten shuts the listening sockets of a process down that no other process but this one has too: sockets that went from
 // one Envoy to the next are the next one's.
 func unlisten(pid int) error {
-	thread, own := threadWithFiles(pid)
-	if err := keepListening(thread, own); err != nil || len(own) == 0 {
-		return err
+	thread, own, err := threadWithFiles(pid)
+	if err == nil {
+		err = keepListening(thread, own)
 	}
-	others, err := filepath.Glob("/proc/[0-9]*")
+	if err == nil && len(own) > 0 {
+		err = leaveOthers(pid, own)
+	}
 	if err != nil {
-		return err
-	}
-	for _, other := range others {
-		if n, _ := strconv.Atoi(filepath.Base(other)); n != pid && n != os.Getpid() {
-			theirs, _ := socketDescriptors(n) // of none that this process may not look at
-			maps.DeleteFunc(own, func(inode string, _ int) bool { _, shared := theirs[inode]; return shared })
-		}
+		return fmt.Errorf("closing the listeners of process %d: %w", pid, err)
 	}
 	var errs []error
 	for _, descriptor := range own {
@@ -38,17 +35,47 @@ func unlisten(pid int) error {
 	return nil
 }
 
+// leaveOthers takes out of a process's sockets those that another process has too. Other children of this process may have
+// got them from it, so that each has to be looked at: one with capabilities by its file does not let an ordinary user do so.
+func leaveOthers(pid int, sockets map[string]int) error {
+	others, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return err
+	}
+	for _, dir := range others {
+		n, _ := strconv.Atoi(filepath.Base(dir))
+		if n == pid || n == os.Getpid() {
+			continue
+		}
+		theirs, err := socketDescriptors(n)
+		if errors.Is(err, fs.ErrPermission) && isChild(dir) {
+			return fmt.Errorf("they may be those of process %d too: %w", n, err)
+		}
+		maps.DeleteFunc(sockets, func(inode string, _ int) bool { _, shared := theirs[inode]; return shared })
+	}
+	return nil
+}
+
+// isChild says whether a process is a child of this one that has not ended.
+func isChild(dir string) bool {
+	fields := statOf(dir)
+	return len(fields) > 1 && fields[0] != "Z" && fields[1] == strconv.Itoa(os.Getpid())
+}
+
 // threadWithFiles gives a thread of the process that still has its descriptors, and those that are sockets: in an end that
 // hangs, the first thread may have ended before.
-func threadWithFiles(pid int) (thread int, sockets map[string]int) {
+func threadWithFiles(pid int) (thread int, sockets map[string]int, err error) {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	for _, dir := range threads {
 		thread, _ = strconv.Atoi(filepath.Base(dir))
-		if sockets, _ = socketDescriptors(thread); len(sockets) > 0 {
-			return thread, sockets
+		if sockets, err = socketDescriptors(thread); len(sockets) > 0 {
+			return thread, sockets, nil
 		}
 	}
-	return pid, nil
+	if errors.Is(err, fs.ErrPermission) {
+		return pid, nil, err
+	}
+	return pid, nil, nil
 }
 
 // keepListening takes out of a process's sockets those that do not listen.
