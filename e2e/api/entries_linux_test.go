@@ -94,6 +94,25 @@ spec:
 			}
 			return nil
 		}},
+		{name: "hosts of one address that are served alike", ports: []string{"http"}, docs: `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: $HOST}
+spec:
+  hosts: [$HOST.one.example, $HOST.two.example]
+  addresses: [240.68.0.1]
+  location: MESH_EXTERNAL
+  resolution: STATIC
+  ports: [{number: 9100, name: tcp, protocol: TCP, targetPort: 9000}]
+  endpoints: [{address: $V2}]
+`, check: func(w *world, host string) error {
+			for _, name := range []string{host + ".one.example", host + ".two.example", "240.68.0.1"} {
+				if heard, err := w.say("client", name+":9100", "hello", 1); err != nil || heard[0] != "v2 heard hello" {
+					return fmt.Errorf("%s: %q %w", name, heard, err)
+				}
+			}
+			return nil
+		}},
 		{name: "addresses given out by the mesh", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
