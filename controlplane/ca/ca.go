@@ -165,6 +165,6 @@ func (a *Authority) warnOfEnd() {
 		return
 	}
 	a.log.Warn("the mesh's root certificate ends soon, and all certificates of the mesh with it",
-		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "directory", a.dir,
+		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "directory", a.place(),
 		"remedy", a.endRemedy())
 }

@@ -24,6 +24,9 @@ const (
 	plugInChain = "cert-chain.pem"
 )
 
+// replacePlugIn is the remedy for an authority that somebody else made and that can sign no more.
+const replacePlugIn = "put the certificate of a new authority into that directory; its root first into root-cert.pem, beside the old one"
+
 // readPlugIn reads an authority that somebody else made. Its certificate has to lead to one of the roots now.
 func readPlugIn(dir string, now time.Time) (*signing, error) {
 	data := map[string][]byte{}
@@ -32,7 +35,7 @@ func readPlugIn(dir string, now time.Time) (*signing, error) {
 		if _, err := os.Stat(path); name == plugInChain && errors.Is(err, fs.ErrNotExist) {
 			continue // the certificate is one of a root
 		}
-		content, err := readFile(path, name == plugInKey)
+		content, err := readFile(path, name == plugInKey, replacePlugIn)
 		if err != nil {
 			return nil, err
 		}

@@ -74,11 +74,11 @@ func (s state) writeGenerations(g generations) error {
 
 // readIssuer reads a root and its key.
 func (s state) readIssuer(n int) (*issuer, error) {
-	certPEM, err := readFile(filepath.Join(s.generationDir(n), rootCertFile), false)
+	certPEM, err := readFile(filepath.Join(s.generationDir(n), rootCertFile), false, startAnew)
 	if err != nil {
 		return nil, err
 	}
-	keyPEM, err := readFile(filepath.Join(s.generationDir(n), rootKeyFile), true)
+	keyPEM, err := readFile(filepath.Join(s.generationDir(n), rootKeyFile), true, startAnew)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (a *Authority) place() string {
 
 func (a *Authority) endRemedy() string {
 	if a.opts.PlugIn != "" {
-		return "put the certificate of a new authority into that directory; its root first into root-cert.pem, beside the old one"
+		return replacePlugIn
 	}
 	return "rotate the root: pilotfish ca rotate, which needs no interruption"
 }
@@ -321,6 +321,11 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 		case <-ticker.C:
 		}
 		news, err := a.Reload()
+		if news { // by another process or person
+			by := a.signing()
+			a.log.Info("the certificate authority has changed", "directory", a.place(), "signs", by.issuer.cert.Subject.String(),
+				"serial", by.issuer.cert.SerialNumber.Text(16), "notAfter", by.end(), "roots", len(by.roots))
+		}
 		if err == nil && a.opts.PlugIn == "" && a.opts.RotateBefore > 0 {
 			news, err = a.rotateWhenDue(news)
 		}

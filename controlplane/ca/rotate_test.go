@@ -230,11 +230,40 @@ func TestCertificatesOfAPluggedInAuthorityLeadToItsRoot(t *testing.T) {
 	if err := os.Chmod(filepath.Join(dir, plugInKey), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Reload(); err == nil || !strings.Contains(err.Error(), "0644") {
-		t.Errorf("a key that all can read: %v", err)
-	}
+	_, err = s.Reload()
+	wantError(t, err, dir, "0644", replacePlugIn)
 	if _, err := s.Rotate(true); err == nil {
 		t.Error("another's root is rotated")
+	}
+}
+
+// TestAPluggedInAuthorityIsReplacedWhereItIs and not in the state directory, which has nothing to do with it.
+func TestAPluggedInAuthorityIsReplacedWhereItIs(t *testing.T) {
+	dir, now := t.TempDir(), newClock()
+	plugInDir(t, dir)
+	a := load(t, t.TempDir(), Options{PlugIn: dir, Clock: now.time})
+	now.advance(24 * time.Hour)
+	_, err := a.signWorkload(Identity{"cluster.local", "a", "b"}, newKey(t).Public(), time.Hour)
+	wantError(t, err, "in "+dir+" expired at", replacePlugIn)
+	if err := os.Remove(filepath.Join(dir, plugInRoots)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = a.Reload()
+	wantError(t, err, dir, plugInRoots+" is missing", replacePlugIn)
+}
+
+// TestAnAuthorityThatChangesIsLogged also where another process changed it.
+func TestAnAuthorityThatChangesIsLogged(t *testing.T) {
+	dir := t.TempDir()
+	var book logBook
+	a := load(t, dir, Options{Logger: book.logger()})
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, err := load(t, dir, Options{}).Rotate(false); err != nil {
+		t.Fatal(err)
+	}
+	a.Run(ctx, time.Millisecond, cancel)
+	if text := book.String(); !strings.Contains(text, "the certificate authority has changed") || !strings.Contains(text, "roots=2") {
+		t.Errorf("the log says %s", text)
 	}
 }
 

@@ -47,7 +47,11 @@ func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey, ttl t
 func (a *Authority) signWith(by *issuer, template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	now := a.now()
 	if !now.Before(by.end) {
-		return nil, fmt.Errorf("the authority's certificate in %s expired at %s: %s", a.dir, by.end.Format(time.RFC3339), startAnew)
+		remedy := startAnew
+		if a.opts.PlugIn != "" {
+			remedy = replacePlugIn
+		}
+		return nil, fmt.Errorf("the authority's certificate in %s expired at %s: %s", a.place(), by.end.Format(time.RFC3339), remedy)
 	}
 	a.warnOfEnd()
 	serial, err := newSerial()

@@ -170,7 +170,7 @@ func (s state) read() (*material, error) {
 		if name != tokenKeyFile {
 			dir = s.generationDir(generations.Active)
 		}
-		content, err := readFile(filepath.Join(dir, name), name != rootCertFile)
+		content, err := readFile(filepath.Join(dir, name), name != rootCertFile, startAnew)
 		if err != nil {
 			return nil, err
 		}
@@ -221,10 +221,11 @@ func (s state) tighten() error {
 	return nil
 }
 
-func readFile(path string, secret bool) ([]byte, error) {
+// readFile reads a file of an authority; anew says how to replace all of it.
+func readFile(path string, secret bool, anew string) ([]byte, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is missing: restore the directory from a backup, or %s", filepath.Base(path), startAnew)
+		return nil, fmt.Errorf("%s is missing: restore the directory from a backup, or %s", filepath.Base(path), anew)
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return nil, fmt.Errorf("%w: start as the user who owns it", err)
@@ -234,7 +235,7 @@ func readFile(path string, secret bool) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }()
 	if secret {
-		if err := checkSecret(f); err != nil {
+		if err := checkSecret(f, anew); err != nil {
 			return nil, err
 		}
 	}
@@ -243,14 +244,14 @@ func readFile(path string, secret bool) ([]byte, error) {
 
 // checkSecret refuses a key that others can read or write. It is not tightened silently: a key that others may have read
 // signs any identity for them.
-func checkSecret(f *os.File) error {
+func checkSecret(f *os.File, anew string) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		return fmt.Errorf("other users can read or write %s (mode %04o), and who read it can be anyone in the mesh: "+
-			"if nobody did, chmod 600 it; otherwise %s", filepath.Base(f.Name()), mode, startAnew)
+			"if nobody did, chmod 600 it; otherwise %s", filepath.Base(f.Name()), mode, anew)
 	}
 	return nil
 }
