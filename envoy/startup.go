@@ -74,7 +74,7 @@ func warming(stats map[string]uint64) health.Condition {
 	var names []string
 	for stat, value := range stats {
 		if name, ok := strings.CutSuffix(stat, ".warming_state"); ok && value > 0 {
-			names = append(names, strings.TrimPrefix(name, "cluster."))
+			names = append(names, strings.TrimSuffix(strings.TrimPrefix(name, "cluster."), ";")) // which control planes add to names in statistics
 		}
 	}
 	slices.Sort(names)

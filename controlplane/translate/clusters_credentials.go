@@ -64,7 +64,7 @@ func (c outbound) originating(settings *networking.ClientTLSSettings) *tlsv3.Com
 // nowhere has nobody to call. A cluster that waits for a certificate would hold up all that comes after it.
 func nowhere(c *clusterv3.Cluster) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
-		Name: c.GetName(), ConnectTimeout: c.GetConnectTimeout(), Metadata: c.GetMetadata(),
+		Name: c.GetName(), AltStatName: c.GetAltStatName(), ConnectTimeout: c.GetConnectTimeout(), Metadata: c.GetMetadata(),
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 	}
 }

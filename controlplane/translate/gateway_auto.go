@@ -82,7 +82,7 @@ func (v view) autoClusters() []*clusterv3.Cluster {
 	var out []*clusterv3.Cluster
 	for _, n := range v.passedOn(func(string) bool { return true }) {
 		out = append(out, &clusterv3.Cluster{
-			Name: n.sni(), ConnectTimeout: v.s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil),
+			Name: n.sni(), AltStatName: statName(n.sni()), ConnectTimeout: v.s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil),
 			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 			EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{
 				EdsConfig: ads(), ServiceName: OutboundCluster(n.svc.Hostname, n.subset, n.port),

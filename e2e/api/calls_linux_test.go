@@ -198,7 +198,7 @@ func (w *world) stats(at, prefix string) (map[string]int, error) {
 	for line := range strings.Lines(got.Body) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		if n, err := strconv.Atoi(value); err == nil { // there are texts and histograms too
-			out[strings.TrimPrefix(strings.TrimPrefix(name, prefix), ".")] = n
+			out[strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(name, prefix), ";"), ".")] = n
 		}
 	}
 	return out, nil
