@@ -32,7 +32,7 @@ func (t *takeover) retire(young, old *instance) (why string) {
 	}
 	why = t.awaitLeaving(ctx, young, old)
 	old.enter(Stopping)
-	stop, cancelStop := context.WithTimeout(context.Background(), t.stopTime())
+	stop, cancelStop := context.WithTimeout(context.Background(), t.stopTime(ctx))
 	defer cancelStop()
 	exit := old.process.Stop(stop)
 	t.standIn(young, old)
@@ -92,9 +92,10 @@ func (t *takeover) tellOld(ctx context.Context, old *instance, d envoy.Drain) er
 	return old.admin.DrainListeners(ctx, d)
 }
 
-// untilTheEnd ends when an agent that is told to end has to stop its Envoys: one deadline is for all that is left to do.
+// untilTheEnd ends when an agent that is told to end has to stop its Envoys, and says why: one deadline is for all that is
+// left to do.
 func (t *takeover) untilTheEnd(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	end := t.Config.Shutdown
 	go func() {
 		select {
@@ -102,10 +103,15 @@ func (t *takeover) untilTheEnd(ctx context.Context) (context.Context, context.Ca
 			return
 		case <-t.upgrades.life.Done():
 		}
-		sleep(ctx, end.Deadline-end.Stop)
-		cancel()
+		select {
+		case <-ctx.Done():
+		case <-t.Hasten:
+			cancel(errHastened)
+		case <-time.After(end.Deadline - end.Stop):
+			cancel(errTimeOver)
+		}
 	}()
-	return ctx, cancel
+	return ctx, func() { cancel(nil) }
 }
 
 // finishTime is what an old Envoy has beyond its time for requests that it still serves: as much as an end would give them.
@@ -162,9 +168,7 @@ func (t *takeover) lastLeave(ctx context.Context, old *instance, idle <-chan str
 	case why := <-enough:
 		return "the agent is ending: " + why
 	case <-ctx.Done():
-		return "the agent is ending, and the time for that is over"
-	case <-t.Hasten:
-		return "the agent is ending, and was asked again to stop"
+		return "the agent is ending: " + context.Cause(ctx).Error()
 	case <-t.orders.quit.done():
 	}
 	return "the agent is ending"
@@ -217,8 +221,11 @@ func (t *takeover) oldLoad(old *instance) (look func(context.Context) (load, err
 }
 
 // stopTime is what the old Envoy has to end after SIGTERM.
-func (t *takeover) stopTime() time.Duration {
-	if t.upgrades.life.Err() != nil {
+func (t *takeover) stopTime(ctx context.Context) time.Duration {
+	switch {
+	case context.Cause(ctx) == errHastened:
+		return hastened
+	case t.upgrades.life.Err() != nil:
 		return min(retireStop, t.Config.Shutdown.Stop)
 	}
 	return retireStop
