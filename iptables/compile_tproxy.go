@@ -59,15 +59,13 @@ func (c *compiler) tproxyInbound() *chain {
 	return n
 }
 
-// inboundTProxy captures by ports: first what belongs to a connection already, then new ones. An answer to what a virtual
-// machine sent past the proxy belongs to a connection too, and goes on to the machine; that to what the proxy sent needs no
-// help. By sockets they could not be told from what is captured: of a connection that begins there is no whole one yet.
+// inboundTProxy captures by ports: first what belongs to a connection already, then new ones. An answer belongs to a connection
+// too, but nothing here captured it: it goes on, to somebody beyond the pod if it answers what was forwarded past the proxy. By
+// sockets answers could not be told from what is captured: of a connection that begins there is no whole one yet.
 func (c *compiler) inboundTProxy(n *chain) {
 	captured := newChain(Mangle, chainInbound)
 	c.inboundCapture(captured, Match{Protocol: TCP}, chainTProxy)
-	if len(c.VirtualInterfaces) > 0 {
-		n.leave("tproxy/answer-to-virtual", Match{Protocol: TCP, Reply: true})
-	}
+	n.leave("tproxy/answer", Match{Protocol: TCP, Reply: true})
 	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump }) // after what is let go
 	n.Rules = append(n.Rules, captured.Rules[:first]...)
 	for _, r := range captured.Rules[first:] {

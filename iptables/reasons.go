@@ -68,7 +68,7 @@ var reasons = map[string]string{
 	"tproxy/mark-established":   "packets of a connection that Envoy holds are delivered here, whatever their destination",
 	"tproxy/established":        "the connection has its socket already",
 	"tproxy/inbound-":           "inbound connections go to Envoy's port {redirect}, addresses as they are",
-	"tproxy/answer-to-virtual":  "it answers what went out past the proxy, from a virtual machine perhaps",
+	"tproxy/answer":             "it answers what went out past the proxy, and goes to who asked",
 	"tproxy/save-mark":          "the application's answers have to find the socket with the client's address",
 	"tproxy/passthrough-":       "the proxy and the agent speak to the application from {from}",
 	"tproxy/local":              "what the proxy passes on, and what is said within the pod, stays there; its calls to its own pod aside",

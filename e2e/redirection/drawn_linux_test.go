@@ -45,11 +45,8 @@ func draw(r *rand.Rand) connection {
 
 // beyondFirst tells of connections whose first packet goes where it should, and whose others are not: nobody here makes them so.
 func beyondFirst(o iptables.Options, c connection, e iptables.Explanation) bool {
-	if c.network == "udp" && e.End == iptables.Redirected { // who answers has to be the proxy, or its answers are in another zone
-		return !slices.Contains(o.ProxyUIDs, 1337) && !slices.Contains(o.ProxyGIDs, 1337)
-	}
-	// With TPROXY an answer that is passed on is taken for inbound traffic, unless the options tell of virtual machines.
-	return c.who == "machine" && isPeers(c.to) && e.End == iptables.Passes && o.Interception == iptables.TProxyMode && len(o.VirtualInterfaces) == 0
+	return c.network == "udp" && e.End == iptables.Redirected && // who answers has to be the proxy, or its answers are in another zone
+		!slices.Contains(o.ProxyUIDs, 1337) && !slices.Contains(o.ProxyGIDs, 1337)
 }
 
 // asExplained makes connections, and compares where they arrive with what is explained.

@@ -14,8 +14,11 @@ import (
 var elsewhere = map[string]string{
 	"mangle invalid/drop":                           "TestInvalidPacketsAreAnsweredOnlyWhereTheyAreNotDropped",
 	"mangle hook/mangle-invalid":                    "TestInvalidPacketsAreAnsweredOnlyWhereTheyAreNotDropped",
-	"mangle inbound/port-80-established":            "the listener's own socket is transparent; inbound/port-20443-established tells",
-	"mangle inbound/port-8080-established":          "the listener's own socket is transparent; inbound/port-20443-established tells",
+	"mangle inbound/all-established":                goesOn,
+	"mangle inbound/port-80-established":            goesOn,
+	"mangle inbound/port-8080-established":          goesOn,
+	"mangle inbound/port-20443-established":         goesOn,
+	"mangle tproxy/established":                     goesOn,
 	"mangle inbound/port-20443":                     "nobody listens there; inbound/port-80 tells",
 	"nat inbound/port-15008":                        "the tunnel's port was let go before",
 	"nat outbound/exclude-cidr-10.57.0.0/16":        "applications have nothing to ask there; that of 10.70.0.0/16 tells",
@@ -23,6 +26,9 @@ var elsewhere = map[string]string{
 	"raw zone/virtual-vif0":                         "TestVirtualMachineBehindAPodGetsAnswersToItsDNSQuestions, where the machine has the pod's address",
 	"raw zone/answer-of-proxy-uid-2000":             "the agent that answers is 1337, whose rule tells",
 }
+
+// goesOn is what tells of connections that are older than the rules.
+const goesOn = "TestWhatTheApplicationAnsweredBeforeGoesOnWhenItsPortIsCaptured"
 
 // nobody is the proxy in some sets of options, but none of those who connect: the rules of 1337 and 2000 tell.
 const nobody = "id-3000"

@@ -104,7 +104,7 @@ func TestRulesInForceAreProven(t *testing.T) {
 // needless. All that tells of them is what is read back.
 var beyondPackets = map[string]bool{
 	"tproxy/save-mark": true, "tproxy/mark-established": true, "tproxy/established": true,
-	"inbound/all-established": true, "mark/from-proxy": true, "mark/answer": true,
+	"inbound/all-established": true, "mark/from-proxy": true, "mark/answer": true, "tproxy/answer": true,
 }
 
 // beyondZones tells whether no packet shows the loss of a rule about zones, as of what the agent itself answers: nobody
