@@ -52,6 +52,9 @@ func (p *capturedPlacement) dialOutside(ctx context.Context, from net.Conn) (net
 	if err != nil {
 		return nil, err
 	}
+	if virtualServices.Contains(to.Addr()) { // what a sidecar lets by that no service answers to is of no concern to the machine's networks
+		return nil, fmt.Errorf("%s is an address that the mesh gives to services: nobody has it", to.Addr())
+	}
 	if to.Addr() == p.plan.host() {
 		to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), to.Port())
 	}

@@ -24,10 +24,10 @@ func TestACapturedMeshReachesWhatItsMachineReaches(t *testing.T) {
 	needNamespaces(t)
 	machine := testns.New(t)
 	machine.Links(t, func(h *netlink.Handle) error {
-		return giveAddresses(h, "192.0.2.1/24", "2001:db8::1/64", "10.77.3.1/24")
+		return giveAddresses(h, "192.0.2.1/24", "2001:db8::1/64", "10.77.3.1/24", "241.1.2.3/24")
 	})
 	var listeners []net.Listener
-	for _, address := range []string{"192.0.2.1:7000", "[2001:db8::1]:7000"} {
+	for _, address := range []string{"192.0.2.1:7000", "[2001:db8::1]:7000", "241.1.2.3:7000"} {
 		err := machine.Within(func() error {
 			l, err := net.Listen("tcp", address)
 			listeners = append(listeners, l)
@@ -50,6 +50,9 @@ func TestACapturedMeshReachesWhatItsMachineReaches(t *testing.T) {
 		if err != nil || string(out) != "welcome" {
 			t.Errorf("at %s: %s, %v", address, out, err)
 		}
+	}
+	if out, _ := exec.Command(os.Args[0], "exec", dir, top.Name, "b", os.Args[0], "dial", "241.1.2.3:7000").CombinedOutput(); string(out) == "welcome" {
+		t.Error("what a sidecar lets by to an address of services left the mesh")
 	}
 	out, err := exec.Command(os.Args[0], "exec", dir, top.Name, "b", "sh", "-c", "echo $PILOTFISH_APP_ADDRESS $UPSTREAM_A; cat /etc/resolv.conf").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "a.default.svc.cluster.local:9000") || !strings.Contains(string(out), "nameserver 10.78.0.1") {
