@@ -252,7 +252,7 @@ func (c *connection) send(r *response) error {
 		return errStopping
 	case <-timeout.C:
 		c.server.metrics.sendTimeouts.Inc()
-		return status.Errorf(codes.DeadlineExceeded, "the client read nothing for %v", c.server.cfg.SendTimeout)
+		return status.Errorf(codes.DeadlineExceeded, "the client has not read within %v what it was sent", c.server.cfg.SendTimeout)
 	}
 }
 

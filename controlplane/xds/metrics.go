@@ -20,7 +20,7 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		clients: prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilot_xds", Help: "Connected xDS clients."}),
 		sendTimeouts: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_write_timeout",
-			Help: "Streams ended because their client read nothing for too long."}),
+			Help: "Streams ended because their client took too long to read what it was sent."}),
 		turnedAway: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilotfish_xds_streams_turned_away_total",
 			Help: "Streams refused because too many came at the same time."}),
 		queueTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_queue_time",

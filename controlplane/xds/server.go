@@ -20,7 +20,10 @@ type Config struct {
 	// Identify gives the identity that a stream's peer proved, from the stream's context. A gRPC status error refuses the
 	// stream. Nil: nobody has an identity.
 	Identify func(ctx context.Context) (string, error)
-	// SendTimeout bounds one send: a client that reads nothing for so long loses its stream, and may come back. Default 30 s.
+	// SendTimeout bounds one send, which waits until the client has read nearly all that was sent before: one that takes
+	// longer loses its stream, and may come back. Default 5 minutes: an Envoy with thousands of listeners to make, or at a
+	// slow link, needs that, would begin anew after less, and costs little, since what is sent is shared by all streams. A
+	// client that is gone is noticed by the connection's keepalive.
 	SendTimeout time.Duration
 	// Generators bounds how many clients' resources are generated at a time; default two a processor.
 	Generators int
@@ -40,7 +43,7 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	if c.SendTimeout <= 0 {
-		c.SendTimeout = 30 * time.Second
+		c.SendTimeout = 5 * time.Minute
 	}
 	if c.Generators <= 0 {
 		c.Generators = 2 * runtime.GOMAXPROCS(0)
