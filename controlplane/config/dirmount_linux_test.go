@@ -57,7 +57,7 @@ func TestFileSystemThatIsMountedOverTheDirectoryIsRead(t *testing.T) {
 	has("above")
 	write(t, filepath.Join(dir, "d.yaml"), service("besides", 4))
 	has("above", "besides")
-	if err := unix.Unmount(dir, 0); err != nil {
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
 	has("below", "followed")
