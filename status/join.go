@@ -117,9 +117,12 @@ func (s *source) copyTo(m *exposition.Merger, rename bool) {
 }
 
 func (s *source) begin(m *exposition.Merger, rename bool) {
-	from := exposition.Source{Format: s.format, Limits: s.limits, Rename: rename, Once: s.kind == sourceApplication}
-	if s.kind == sourceEnvoy {
+	from := exposition.Source{Format: s.format, Limits: s.limits, Rename: rename}
+	switch s.kind {
+	case sourceEnvoy:
 		from.Cut, from.Help = bareNames, envoysHelp
+	case sourceApplication: // what reads text warns of a series that is there twice; the other refuses all for it
+		from.Once = m.Format() == exposition.OpenMetrics
 	}
 	s.copying = m.Begin(s, from)
 }

@@ -448,3 +448,15 @@ func lint(t *testing.T, body string) map[string]bool {
 	}
 	return found
 }
+
+// A series that one application has twice is refused with all the rest by readers of OpenMetrics, and is passed on to others.
+func TestASeriesThatIsThereTwiceIsWrittenOnceInOpenMetrics(t *testing.T) {
+	app := target(t, "app", text("# TYPE app_x gauge\napp_x{a=\"b\"} 1\napp_x{a=\"c\"} 1\napp_x{a=\"b\"} 1\n"))
+	_, url := run(t, Config{Metrics: Metrics{Applications: []Application{app}}})
+	for accept, want := range map[string]int{openMetrics: 1, "text/plain": 2} {
+		a := call(t, "GET", url+"/metrics", "Accept", accept)
+		if n := strings.Count(a.body, "\napp_x{a=\"b\"} 1\n"); n != want {
+			t.Errorf("%s has it %d times, and not %d:\n%s", accept, n, want, a.body)
+		}
+	}
+}

@@ -49,6 +49,9 @@ func (c Cut) of(name []byte) int {
 	return 0
 }
 
+// Format is the one that is written.
+func (m *Merger) Format() Format { return m.format }
+
 // Copied is what came of copying a source.
 type Copied struct {
 	Bytes int64
