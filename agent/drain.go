@@ -30,6 +30,9 @@ type load struct {
 
 func (l load) none() bool { return l == load{} }
 
+// unfinished says whether something would be cut in the middle.
+func (l load) unfinished() bool { return l.requests > 0 || l.unsent > 0 || l.unsentTCP > 0 }
+
 func (l load) String() string {
 	text := fmt.Sprintf("%d requests and %d connections", l.requests, l.connections)
 	if n := l.unsent + l.unsentTCP; n > 0 {
@@ -110,7 +113,7 @@ func (s ShutdownConfig) enough(c count, ran time.Duration) (why string, ok bool)
 		return "", false
 	case c.failures >= countFailures:
 		return fmt.Sprintf("what it serves cannot be counted: %v", c.err), ran >= s.Linger
-	case c.err != nil, c.requests > 0, c.unsent > 0, c.unsentTCP > 0:
+	case c.err != nil, c.unfinished():
 		return "", false
 	case c.connections == 0:
 		return "no request and no connection is left", true
@@ -174,6 +177,6 @@ func (n *ending) cut(ctx context.Context, c count) string {
 	if c.none() || context.Cause(ctx) == errGone {
 		return why
 	}
-	n.bad = context.Cause(ctx) == errTimeOver && (c.requests > 0 || c.unsent > 0 || c.unsentTCP > 0)
+	n.bad = context.Cause(ctx) == errTimeOver && c.unfinished()
 	return fmt.Sprintf("%s; %s are cut", why, c.load)
 }

@@ -96,7 +96,6 @@ func (t *takeover) tellOld(ctx context.Context, old *instance, d envoy.Drain) er
 // left to do.
 func (t *takeover) untilTheEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	end := t.Config.Shutdown
 	go func() {
 		select {
 		case <-ctx.Done():
@@ -107,14 +106,14 @@ func (t *takeover) untilTheEnd(ctx context.Context) (context.Context, context.Ca
 		case <-ctx.Done():
 		case <-t.Hasten:
 			cancel(errHastened)
-		case <-time.After(end.Deadline - end.Stop):
+		case <-time.After(t.finishTime()):
 			cancel(errTimeOver)
 		}
 	}()
 	return ctx, func() { cancel(nil) }
 }
 
-// finishTime is what an old Envoy has beyond its time for requests that it still serves: as much as an end would give them.
+// finishTime is what an end leaves for requests. An old Envoy has as much beyond its time for those that it still serves.
 func (t *takeover) finishTime() time.Duration {
 	return t.Config.Shutdown.Deadline - t.Config.Shutdown.Stop
 }

@@ -9,7 +9,7 @@ const mostHad = 1 << 16
 type had struct {
 	seed maphash.Seed
 	// slots is a table of hashes, each in the first free place from its own on; 0 is a free one. It is asked for each sample,
-	// which is why it is no map: that takes three times as long, and twice the memory.
+	// and holds less memory than a map does.
 	slots    []uint64
 	series   int
 	repeated int // samples that were left out
