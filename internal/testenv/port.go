@@ -1,24 +1,40 @@
 package testenv
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"testing"
 )
 
-// FreePort is a port of 127.0.0.1 that nobody listens on now. It is none of those that the kernel gives out by itself, to
-// connections and to listeners on port 0 of tests beside this one, which would take it before it is used.
+// FreePort is a TCP port of 127.0.0.1 that nobody listens on now, and that no other caller gets until the test ends. It is none
+// of those that the kernel gives out by itself, to connections and to listeners on port 0 of tests beside this one, which would
+// take it before it is used.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	const first, last = 20000, 32000
 	for range 100 {
 		port := first + rand.IntN(last-first)
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-			_ = l.Close()
+		if err := reserve(t, port); err == nil {
 			return port
 		}
 	}
 	t.Fatalf("no free port was found from %d to %d", first, last)
 	return 0
+}
+
+// reserve keeps a port from all other tests, also those of other processes: who has the UDP port of that number has the TCP port.
+func reserve(t testing.TB, port int) error {
+	address := fmt.Sprintf("127.0.0.1:%d", port)
+	udp, err := net.ListenPacket("udp", address)
+	if err != nil {
+		return err
+	}
+	tcp, err := net.Listen("tcp", address)
+	if err != nil {
+		return errors.Join(err, udp.Close())
+	}
+	t.Cleanup(func() { _ = udp.Close() })
+	return tcp.Close()
 }

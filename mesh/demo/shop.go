@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -116,14 +117,19 @@ func publish(t *mesh.Topology, port uint16) (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("%s publishes no gateway's port: add `publish: 8080` to one", t.File)
 }
 
-// freePort finds a port that nobody listens on now.
-func freePort() (uint16, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("finding a free port: %w", err)
+// freePort finds a port that nobody listens on now, and that the kernel, as it is set by default, gives to no connection before
+// the gateway listens on it.
+func freePort() (port uint16, err error) {
+	const first, last = 20000, 32000
+	for range 100 {
+		port = uint16(first + rand.IntN(last-first))
+		l, failed := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if failed == nil {
+			return port, l.Close()
+		}
+		err = failed
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
+	return 0, fmt.Errorf("finding a free port from %d to %d: %w", first, last, err)
 }
 
 // url is where a browser finds the shop.

@@ -1,0 +1,25 @@
+package testenv
+
+import (
+	"fmt"
+	"net"
+	"testing"
+)
+
+func TestAPortIsOneTestsAlone(t *testing.T) {
+	var port int
+	t.Run("has it", func(t *testing.T) {
+		port = FreePort(t)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err != nil {
+			t.Errorf("it cannot be listened on: %v", err)
+		} else {
+			_ = l.Close() // nobody listens now, and still it is this test's
+		}
+		if err := reserve(t, port); err == nil {
+			t.Errorf("%d was given twice", port)
+		}
+	})
+	if err := reserve(t, port); err != nil {
+		t.Errorf("%d is not given again after the test that had it: %v", port, err)
+	}
+}
