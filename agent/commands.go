@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
+	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
@@ -34,6 +35,7 @@ func Commands() []*cobra.Command {
 
 // Main runs the command line of a binary that is the agent alone, and gives the code to exit with.
 func Main() int {
+	umask.SpareOwner()
 	understood := false
 	root := &cobra.Command{
 		Use:              "pilotfish-agent",

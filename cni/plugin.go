@@ -18,6 +18,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 )
 
 // Plugin runs one command of a container runtime.
@@ -48,6 +49,7 @@ const about = "pilotfish-cni is a CNI plugin: a container runtime runs it, behin
 // Main runs the command that the process was started for and gives its exit code. A failure is told on standard output, in
 // the form that runtimes hand on to the pod's events. An end of a pod (DEL, GC) never fails.
 func Main(started time.Time) int {
+	umask.SpareOwner()
 	debug.SetGCPercent(400)      // what a few milliseconds leave is not worth collecting
 	runtime.GOMAXPROCS(1)        // one thing is done after the other; processors that look for more cost a quarter of it
 	if os.Getenv("PATH") == "" { // the node's iptables, where they are needed, are in one of these

@@ -13,10 +13,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
 func main() {
+	umask.SpareOwner()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := command(os.LookupEnv).ExecuteContext(ctx)
 	stop()

@@ -10,12 +10,14 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
 func main() {
+	umask.SpareOwner()
 	root := newRoot()
 	understood := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
