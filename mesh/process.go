@@ -135,7 +135,7 @@ func findProgram(c command) (string, error) {
 		if err == nil {
 			return path, nil
 		}
-		if mayNot == "" && errors.Is(err, fs.ErrPermission) {
+		if mayNot == "" && errors.Is(err, fs.ErrPermission) && isThere(filepath.Join(dir, name)) {
 			mayNot = filepath.Join(dir, name)
 		}
 	}
@@ -143,6 +143,12 @@ func findProgram(c command) (string, error) {
 		return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or mend the command's first item", mayNot)
 	}
 	return "", noProgramError{fmt.Errorf("no program %q in PATH: install it, or give its path as the command's first item", name)}
+}
+
+// isThere says whether there is such a file. In a directory that may not be searched none is found.
+func isThere(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // reason is the innermost error, without the path that the message around it has already.
