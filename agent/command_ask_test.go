@@ -33,6 +33,7 @@ func serveAt(t *testing.T, address string, h http.HandlerFunc) string {
 func execute(c *cobra.Command, args ...string) (stdout string, code int, err error) {
 	var out bytes.Buffer
 	root := &cobra.Command{Use: "pilotfish-agent", SilenceErrors: true, SilenceUsage: true}
+	c.SetFlagErrorFunc(usageFlags)
 	root.AddCommand(c)
 	root.SetOut(&out)
 	root.SetErr(io.Discard)
@@ -86,6 +87,10 @@ func TestWaitKeepsTheContract(t *testing.T) {
 		"no host":           {[]string{"--url=http://:15021/"}, 2, "write it as"},
 		"other scheme":      {[]string{"--url=ftp://localhost/x"}, 2, "write it as"},
 		"argument":          {[]string{"now"}, 2, "--help"},
+		"negative time":     {quick(url+"/no", "--timeoutSeconds=-1"), 2, "timeoutSeconds"},
+		"endless time":      {quick(url+"/no", "--timeoutSeconds=10000000000"), 2, "timeoutSeconds"},
+		"negative request":  {quick(url+"/no", "--requestTimeoutMillis=-1"), 2, "requestTimeoutMillis"},
+		"negative period":   {quick(url+"/no", "--periodMillis=-1"), 2, "periodMillis"},
 		"global flags":      {[]string{url + "/healthz/ready", "--log_output_level=default:info", "--log_as_json", "--vklog=1", "--log_caller=all", "--log_stacktrace_level=none", "--log_target=stdout"}, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

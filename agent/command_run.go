@@ -25,7 +25,7 @@ Exit codes:
 
 func newRunCommand() *cobra.Command {
 	o := &proxyOptions{}
-	var timeoutSeconds int
+	var timeoutSeconds uint32
 	c := &cobra.Command{
 		Use:     "run [sidecar|router] [flags] -- PROGRAM [ARGS]",
 		Short:   "Run an application beside its proxy, and end the proxy with it",
@@ -40,7 +40,7 @@ func newRunCommand() *cobra.Command {
 		},
 	}
 	o.addTo(c.Flags())
-	c.Flags().IntVar(&timeoutSeconds, "timeoutSeconds", 60, "how long to wait for the proxy to be ready")
+	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "how long to wait for the proxy to be ready")
 	return c
 }
 

@@ -26,7 +26,7 @@ with the last reason that was given.`
 
 func newWaitCommand() *cobra.Command {
 	var w waiter
-	var timeoutSeconds, requestMillis, periodMillis int
+	var timeoutSeconds, requestMillis, periodMillis uint32
 	var log logOptions
 	c := &cobra.Command{
 		Use:   "wait",
@@ -40,9 +40,9 @@ func newWaitCommand() *cobra.Command {
 			return w.wait(cmd.Context())
 		},
 	}
-	c.Flags().IntVar(&timeoutSeconds, "timeoutSeconds", 60, "how long to wait in all")
-	c.Flags().IntVar(&requestMillis, "requestTimeoutMillis", 500, "how long one request may take")
-	c.Flags().IntVar(&periodMillis, "periodMillis", 500, "time between requests")
+	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "how long to wait in all")
+	c.Flags().Uint32Var(&requestMillis, "requestTimeoutMillis", 500, "how long one request may take")
+	c.Flags().Uint32Var(&periodMillis, "periodMillis", 500, "time between requests")
 	c.Flags().StringVar(&w.url, "url", "http://"+net.JoinHostPort(proxyHost(), "15021")+"/healthz/ready", "what to ask")
 	log.addTo(c.Flags())
 	return c

@@ -26,9 +26,7 @@ func Commands() []*cobra.Command {
 		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
 	}
 	for _, c := range all {
-		c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-			return usagef("%w (`%s --help` lists what there is)", err, c.CommandPath())
-		})
+		c.SetFlagErrorFunc(usageFlags)
 	}
 	return all
 }
@@ -58,6 +56,11 @@ func Main() int {
 		err = usageError{err}
 	}
 	return ExitCode(err)
+}
+
+// usageFlags makes a wrong flag an error of usage.
+func usageFlags(c *cobra.Command, err error) error {
+	return usagef("%w (`%s --help` lists what there is)", err, c.CommandPath())
 }
 
 // usageArgs makes a wrong number of arguments an error of usage.
