@@ -199,7 +199,7 @@ func (w *watch) next(ctx context.Context) error {
 		case <-settled:
 			return nil
 		case e := <-events:
-			if e.Op != fsnotify.Chmod && !ownStaging(e.Name) && settled == nil {
+			if !ownStaging(e.Name) && settled == nil {
 				settled = time.After(w.in.config.Settle)
 			}
 		case err := <-errs:

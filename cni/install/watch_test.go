@@ -86,6 +86,18 @@ func TestLostRunDirectoryIsMadeAnew(t *testing.T) {
 	}
 }
 
+func TestModesAreMendedAtOnce(t *testing.T) {
+	n := newNode(t, "10-podnet.conflist", bridgeList)
+	in := n.run(func(c *Config) { c.Recheck = time.Hour })
+	n.eventually("the install", func() bool { return in.Health().OK })
+	for path, mode := range map[string]fs.FileMode{"bin/pilotfish-cni": 0o755, "run/kubeconfig": 0o600} {
+		if err := os.Chmod(n.path(path), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		n.eventually(path, func() bool { info, err := os.Stat(n.path(path)); return err == nil && info.Mode() == mode })
+	}
+}
+
 func TestFightIsToldWithItsLikelyCauseAndSlowedDown(t *testing.T) {
 	cilium := strings.Replace(bridgeList, `"bridge", "bridge"`, `"cilium-cni", "bridge"`, 1)
 	n := newNode(t, "10-podnet.conflist", cilium)
