@@ -30,13 +30,13 @@ func TestAnOverrideMergesAsEnvoyMergesIt(t *testing.T) {
 		overload_manager: {refresh_interval: 2s}}`
 	for i, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
-			base.Bind = addr(t, fmt.Sprintf("127.101.%d.1", i+1))
+			base.Bind = addr(t, fmt.Sprintf("127.101.%d.1", 20+i))
 			theirs := bootstrapOf(t, version, encoded(t, base), base, "--config-yaml", yaml)
-			base.Bind = addr(t, fmt.Sprintf("127.101.%d.2", i+1))
+			base.Bind = addr(t, fmt.Sprintf("127.101.%d.2", 20+i))
 			base := base
 			base.Override = []byte(yaml)
 			ours := bootstrapOf(t, version, encoded(t, base), base)
-			other := fmt.Sprintf("127.101.%d.1", i+1)
+			other := fmt.Sprintf("127.101.%d.1", 20+i)
 			theirs = strings.ReplaceAll(theirs, other, base.Bind.String())
 			if diff := cmp.Diff(theirs, ours); diff != "" {
 				t.Errorf("Envoy merges it differently (-Envoy +ours):\n%s", diff)

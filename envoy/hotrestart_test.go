@@ -149,7 +149,7 @@ func TestEnvoysOfAllVersionsTakeOverFromEachOther(t *testing.T) {
 			if versions[0] != versions[1] {
 				t.Fatalf("hot restart versions %q", versions)
 			}
-			e := newEpochs(t, fmt.Sprintf("127.107.10.%d", 1+i))
+			e := newEpochs(t, fmt.Sprintf("127.42.10.%d", 1+i))
 			old := e.start(pair[0], "hello.yaml")
 			e.admin("LIVE")
 			e.hello()
@@ -171,7 +171,7 @@ func TestHotRestartIsPossibleAgainAfterOneThatFailed(t *testing.T) {
 	for i, v := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(v, func(t *testing.T) {
 			t.Parallel()
-			e := newEpochs(t, fmt.Sprintf("127.107.20.%d", 1+i))
+			e := newEpochs(t, fmt.Sprintf("127.42.20.%d", 1+i))
 			old := e.start(v, "hello.yaml")
 			e.admin("LIVE")
 			e.Epoch++
@@ -201,7 +201,7 @@ func TestHotRestartIsPossibleAgainAfterOneThatFailed(t *testing.T) {
 }
 
 func TestUnknownSharedMemoryIsLeftAlone(t *testing.T) {
-	e := newEpochs(t, "127.107.21.1")
+	e := newEpochs(t, "127.42.21.1")
 	if err := e.Mend(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without memory: %v", err)
 	}
@@ -227,7 +227,7 @@ func TestUnknownSharedMemoryIsLeftAlone(t *testing.T) {
 }
 
 func TestNewerEnvoyOutlivesAnOlderOneThatDied(t *testing.T) {
-	e := newEpochs(t, "127.107.22.1")
+	e := newEpochs(t, "127.42.22.1")
 	old := e.start(testenv.EnvoyVersion, "hello.yaml")
 	e.admin("LIVE")
 	before := e.HotRestart

@@ -23,7 +23,7 @@ static_resources:
   listeners:
   - name: echo
     stat_prefix: echo
-    address: {socket_address: {address: 127.107.30.1, port_value: 8080}}
+    address: {socket_address: {address: 127.42.30.1, port_value: 8080}}
     filter_chains: [{filters: [{name: echo, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.network.echo.v3.Echo}}]}]
 `
 
@@ -51,7 +51,7 @@ func TestSteeredConnectionsGoToTheNewerEnvoy(t *testing.T) {
 	}
 	connect := func(n int) {
 		for range n {
-			c, err := net.Dial("tcp", "127.107.30.1:8080")
+			c, err := net.Dial("tcp", "127.42.30.1:8080")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,7 +96,7 @@ func TestSocketsThatAnotherProcessHasTooAreNotClosed(t *testing.T) {
 	const listen = `exec python3 -c '
 import signal, socket, subprocess
 def listener():
-    s = socket.create_server(("127.107.30.2", 0))
+    s = socket.create_server(("127.42.30.2", 0))
     s.set_inheritable(True)
     return s
 shared = listener()
@@ -115,7 +115,7 @@ signal.pause()
 		t.Fatal(err)
 	}
 	for port, open := range map[int]bool{shared: true, own: false} {
-		c, err := net.Dial("tcp", fmt.Sprintf("127.107.30.2:%d", port))
+		c, err := net.Dial("tcp", fmt.Sprintf("127.42.30.2:%d", port))
 		if (err == nil) != open {
 			t.Errorf("port %d: %v, want it open: %v", port, err, open)
 		}
@@ -149,7 +149,7 @@ const nobody = 65534
 
 // An Envoy with capabilities by its file may be looked at by nobody but root, and may have taken over from another.
 func TestSocketsThatAnUnreadableProcessMayHaveTooAreNotClosed(t *testing.T) {
-	l, err := net.Listen("tcp", "127.107.30.3:0")
+	l, err := net.Listen("tcp", "127.42.30.3:0")
 	if err != nil {
 		t.Fatal(err)
 	}
