@@ -184,12 +184,13 @@ func protocolName(n byte) string {
 	return fmt.Sprintf("protocol %d", n)
 }
 
-// over gives the packets of which nothing was said for a while, or all of them, in the order in which they came.
-func (g *gatherer) over(all bool) []Packet {
+// over gives the packets of which nothing was said for a while, up to a time, or all of them, in the order in which they came.
+// What was said up to then has to have been heard.
+func (g *gatherer) over(by time.Time, all bool) []Packet {
 	var done []Packet
 	for id, w := range g.ways {
 		unfinished := "the kernel says no more of it: it was taken by what is not a rule, or lost"
-		if g.now().Sub(w.last) < quiet {
+		if by.Sub(w.last) < quiet {
 			if !all {
 				continue
 			}

@@ -116,81 +116,110 @@ func (k *kernel) listen(ctx context.Context, most int, tell func(Packet) error) 
 		return nil
 	}
 	for told < most && ctx.Err() == nil {
-		wait := time.Now().Add(quiet / 2) // not long: somebody may be done
+		now := time.Now()
+		wait := now.Add(quiet / 2) // not long: somebody may be done
 		if end, ok := ctx.Deadline(); ok && end.Before(wait) {
 			wait = end
 		}
-		if _, err := k.hearSome(wait); err != nil {
-			return errors.Join(report(k.over(true)), err)
+		all, err := k.hearSome(wait)
+		if err != nil {
+			return errors.Join(report(k.over(now, true)), err)
 		}
-		if err := report(k.over(false)); err != nil {
+		if !all {
+			continue
+		}
+		if err := report(k.over(now, false)); err != nil {
 			return err
 		}
 	}
 	err := k.hearRest()
-	return errors.Join(report(k.over(true)), err)
+	return errors.Join(report(k.over(time.Now(), true)), err)
 }
 
 // lastWords bounds how long is heard what the kernel has said of packets by the end; it may go on saying more.
-const lastWords = 200 * time.Millisecond
+const lastWords = 2 * time.Second
 
 // atOnce is how long something is waited for that should be there.
 const atOnce = time.Millisecond
 
 // hearRest takes what the kernel has said.
 func (k *kernel) hearRest() error {
-	for end, more := time.Now().Add(lastWords), true; more && time.Now().Before(end); {
-		var err error
-		if more, err = k.hearSome(time.Now().Add(atOnce)); err != nil {
+	for end := time.Now().Add(lastWords); ; {
+		if all, err := k.hearSome(time.Now().Add(atOnce)); all || err != nil || time.Now().After(end) {
 			return err
 		}
 	}
-	return nil
 }
 
-// hearSome waits for messages until a time, takes what was logged so far too, and says whether there was anything.
-func (k *kernel) hearSome(until time.Time) (any bool, err error) {
-	traced, err := take(k.events, until, "the kernel's trace", unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE, func(data []byte) {
+// hearSome waits for messages until a time, takes what was logged so far too, and says whether that is all there was by then.
+func (k *kernel) hearSome(until time.Time) (all bool, err error) {
+	all, err = take(k.events, until, "the kernel's trace", unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE, func(data []byte) {
 		if heard, err := decode(data); err == nil { // a kernel that says it otherwise says it of all packets
 			k.hear(heard)
 		}
 	})
 	if err != nil || k.logger == nil {
-		return traced, err
+		return all, err
 	}
-	logged, err := take(k.logger.conn, time.Now().Add(atOnce), "what iptables-legacy does", unix.NFNL_SUBSYS_ULOG<<8|logMessage, func(data []byte) {
+	k.joinWaiting() // what was logged before what will be
+	allLogged, err := take(k.logger.conn, time.Now().Add(atOnce), "what iptables-legacy does", unix.NFNL_SUBSYS_ULOG<<8|logMessage, func(data []byte) {
 		if heard, ok := decodeLog(data); ok {
 			k.hearLog(heard)
 		}
 	})
 	k.joinWaiting()
-	return traced || logged, err
+	return all && allLogged, err
 }
 
-// take waits for messages until a time, and gives those of a type, with what else is there by then; it says whether there
-// was anything. What names their source in errors.
-func take(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderType, to func(data []byte)) (any bool, err error) {
+// take waits for messages until a time, and gives those of a type, with what else is there by then; it says whether that was
+// all. What names their source in errors.
+func take(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderType, to func(data []byte)) (all bool, err error) {
 	for enough := until.Add(quiet / 2); ; until = time.Now().Add(atOnce) {
-		if err := conn.SetReadDeadline(until); err != nil {
-			return any, err
-		}
-		received, err := conn.Receive()
+		received, err := receive(conn, until)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return any, nil
+			return true, nil
 		case errors.Is(err, unix.ENOBUFS):
-			return any, ErrLost
+			return false, ErrLost
 		case err != nil:
-			return any, fmt.Errorf("listen to %s: %w", what, err)
+			return false, fmt.Errorf("listen to %s: %w", what, err)
 		}
-		any = true
 		for _, m := range received {
 			if m.Header.Type == kind {
 				to(m.Data)
 			}
 		}
 		if time.Now().After(enough) {
-			return any, nil
+			return false, nil
 		}
 	}
+}
+
+// receive waits for messages until a time. On a busy machine this may be asked for, or go on, after that time, when a
+// connection with a deadline gives nothing, whatever is there.
+func receive(conn *netlink.Conn, until time.Time) ([]netlink.Message, error) {
+	if err := conn.SetReadDeadline(until); err != nil {
+		return nil, err
+	}
+	received, err := conn.Receive()
+	if !errors.Is(err, os.ErrDeadlineExceeded) || !hasMore(conn) {
+		return received, err
+	}
+	if err := conn.SetReadDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	return conn.Receive()
+}
+
+// hasMore says whether there is something to be received, if only an error.
+func hasMore(conn *netlink.Conn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	n := 0
+	err = raw.Control(func(fd uintptr) {
+		n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	})
+	return err == nil && n > 0
 }

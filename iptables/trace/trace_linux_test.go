@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -16,6 +15,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
@@ -89,20 +89,35 @@ func linked(t *testing.T) *testns.Namespace {
 	return ns
 }
 
-// begin sends the first packet of a connection as a user.
+// begin sends the first packet of a connection as a user, and waits for no answer.
 func begin(t *testing.T, ns *testns.Namespace, network, to string, uid int) {
 	t.Helper()
+	kind := map[string]int{"tcp": unix.SOCK_STREAM, "udp": unix.SOCK_DGRAM}[network]
+	address := netip.MustParseAddrPort(to)
+	var family int
+	var peer unix.Sockaddr
+	if address.Addr().Is4() {
+		family, peer = unix.AF_INET, &unix.SockaddrInet4{Addr: address.Addr().As4(), Port: int(address.Port())}
+	} else {
+		family, peer = unix.AF_INET6, &unix.SockaddrInet6{Addr: address.Addr().As16(), Port: int(address.Port())}
+	}
 	err := ns.Within(func() error {
 		if uid != 0 {
 			if err := syscall.Setfsuid(uid); err != nil {
 				return err
 			}
 		}
-		d := net.Dialer{Timeout: time.Millisecond}
-		conn, err := d.Dial(network, to)
-		if err == nil {
-			_, _ = conn.Write([]byte("hello"))
-			_ = conn.Close()
+		fd, err := unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		if err := unix.Connect(fd, peer); err != nil && !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}
+		if kind == unix.SOCK_DGRAM {
+			_, err = unix.Write(fd, []byte("hello"))
+			return err
 		}
 		return nil
 	})
