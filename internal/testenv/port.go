@@ -25,16 +25,16 @@ func FreePort(t testing.TB) int {
 }
 
 // reserve keeps a port from all other tests, also those of other processes: who has the UDP port of that number has the TCP port.
+// To listen there, if only to try, would be to be in the way: a program that is started meanwhile has the listener for a moment, too.
 func reserve(t testing.TB, port int) error {
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	udp, err := net.ListenPacket("udp", address)
 	if err != nil {
 		return err
 	}
-	tcp, err := net.Listen("tcp", address)
-	if err != nil {
-		return errors.Join(err, udp.Close())
+	if tcp, err := net.Dial("tcp", address); err == nil {
+		return errors.Join(fmt.Errorf("somebody listens on %s", address), tcp.Close(), udp.Close())
 	}
 	t.Cleanup(func() { _ = udp.Close() })
-	return tcp.Close()
+	return nil
 }
