@@ -268,8 +268,10 @@ func TestTenThousandSubscriptionsComeAndGo(t *testing.T) {
 	// What comes after them is served as before.
 	stream := sotwStream(t, server)
 	stream.ask("", DefaultName, all[0])
-	if got := names(t, stream.next()); got != DefaultName+" "+all[0] {
-		t.Errorf("sent %s", got)
+	for got := map[string]bool{}; !got[DefaultName] || !got[all[0]]; {
+		for _, secret := range stream.next().Resources {
+			got[decode(t, secret).Name] = true
+		}
 	}
 }
 
