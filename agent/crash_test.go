@@ -288,8 +288,8 @@ func smallGroup(t *testing.T, limit string) string {
 		{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.swappiness"},
 		{"/sys/fs/cgroup", "memory.max", "memory.swap.max"},
 	} {
-		dir := filepath.Join(kind.dir, "pilotfish-test-"+strings.ReplaceAll(t.Name(), "/", "-"))
-		if os.Mkdir(dir, 0o755) != nil {
+		dir, err := os.MkdirTemp(kind.dir, "pilotfish-test-")
+		if err != nil {
 			continue
 		}
 		t.Cleanup(func() {

@@ -58,11 +58,11 @@ func bootSystemd(t *testing.T, s *setup) *machine {
 		t.Skip("there is no systemd here")
 	}
 	s.installUnit(t)
-	group := filepath.Join("/sys/fs/cgroup/unified", "pilotfish-test-"+t.Name())
-	if _, err := os.Stat(filepath.Dir(group)); err != nil {
-		group = filepath.Join("/sys/fs/cgroup", filepath.Base(group))
+	group, err := os.MkdirTemp("/sys/fs/cgroup/unified", "pilotfish-test-")
+	if errors.Is(err, os.ErrNotExist) {
+		group, err = os.MkdirTemp("/sys/fs/cgroup", "pilotfish-test-")
 	}
-	if err := os.Mkdir(group, 0o755); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { testenv.RemoveCgroups(filepath.Base(group), patience) })

@@ -33,13 +33,12 @@ func TestEnvoyKilledByOOMIsReportedAsOOM(t *testing.T) {
 // limitedCgroup makes a cgroup with a memory limit and gives the file by which to join it.
 func limitedCgroup(t *testing.T, limit int) string {
 	t.Helper()
-	name := "pilotfish-test-" + strings.ReplaceAll(t.Name(), "/", "-")
 	for _, kind := range []struct{ dir, limit, swap string }{
 		{"/sys/fs/cgroup", "memory.max", "memory.swap.max"},
 		{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.swappiness"},
 	} {
-		dir := filepath.Join(kind.dir, name)
-		if os.Mkdir(dir, 0o755) != nil {
+		dir, err := os.MkdirTemp(kind.dir, "pilotfish-test-")
+		if err != nil {
 			continue
 		}
 		if set(filepath.Join(dir, kind.limit), limit) != nil {

@@ -68,7 +68,7 @@ func TestARealGroupsLimitsAreSeenByItsMember(t *testing.T) {
 // limited makes a group with 256 MiB and 1.5 processors, in v2 or in v1's two trees, and gives the files to join it by.
 func limited(t *testing.T) string {
 	t.Helper()
-	const name = "pilotfish-test-cgroup"
+	name := fmt.Sprintf("pilotfish-test-cgroup-%d", os.Getpid())
 	v2 := filepath.Join("/sys/fs/cgroup", name)
 	if makeGroup(t, v2, map[string]string{"memory.max": "268435456", "cpu.max": "150000 100000"}) {
 		return filepath.Join(v2, "cgroup.procs")
