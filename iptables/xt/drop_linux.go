@@ -25,10 +25,13 @@ func (b *Backend) dropEmpty(family iptables.Families, name string) error {
 		kind = nftables.TableFamilyIPv6
 	}
 	return b.ns.within(func() error {
-		c, err := nftables.New()
+		c, err := nftables.New(nftables.AsLasting())
 		if err != nil {
 			return err
 		}
+		// The kernel holds who closes a socket until what was taken away before is gone for every processor, 10 ms and more.
+		// New connections of the other family may wait for us meanwhile.
+		defer func() { go func() { _ = c.CloseLasting() }() }()
 		table := &nftables.Table{Name: name, Family: kind}
 		chains, err := c.ListChainsOfTableFamily(kind)
 		if err != nil {
