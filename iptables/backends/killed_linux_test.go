@@ -19,8 +19,8 @@ func TestWhoIsKilledWhileRulesAreReplacedLeavesNobodyUnprotected(t *testing.T) {
 		from, to Choice
 		steps    int
 	}{
-		{NFTables, NFTables, 3}, {NFTables, IPTablesNFT, 7}, {NFTables, IPTablesLegacy, 7}, {IPTablesNFT, NFTables, 8},
-		{IPTablesLegacy, NFTables, 8}, {IPTablesNFT, IPTablesLegacy, 8},
+		{NFTables, NFTables, 3}, {NFTables, IPTablesNFT, 6}, {NFTables, IPTablesLegacy, 6}, {IPTablesNFT, NFTables, 6},
+		{IPTablesLegacy, NFTables, 6}, {IPTablesNFT, IPTablesLegacy, 6},
 	} {
 		t.Run(fmt.Sprintf("%s then %s", turn.from, turn.to), func(t *testing.T) {
 			fresh := testns.New(t)

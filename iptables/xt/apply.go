@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/conntrack"
 )
 
-// change is one table of one tool that is to be turned from one state into another, by one iptables-restore.
+// change is one table of one tool that is to be turned from one state into another.
 type change struct {
 	tool     tool
 	table    iptables.Table
@@ -245,21 +248,60 @@ func sameRules(got, want []string) bool {
 	return true
 }
 
-// execute makes the changes, each at once.
+// execute makes the changes, all that are one tool's by one program.
 func (b *Backend) execute(ctx context.Context, changes []change, undone *undoing) error {
-	for _, c := range changes {
-		if err := b.inject(fmt.Sprintf("table %s of %s", c.table, c.tool)); err != nil {
+	for len(changes) > 0 {
+		n := slices.IndexFunc(changes, func(c change) bool { return c.tool != changes[0].tool })
+		if n < 0 {
+			n = len(changes)
+		}
+		if err := b.together(ctx, changes[:n], undone); err != nil {
 			return err
 		}
-		if err := b.restore(ctx, c.tool, transaction(c.table, c.from, c.to)); err != nil {
-			return fmt.Errorf("table %s: %w", c.table, err)
-		}
-		undone.done = append(undone.done, c)
+		changes = changes[n:]
+	}
+	return nil
+}
+
+// together makes the changes of one tool. The program makes one after the other, and has made some where it fails.
+func (b *Backend) together(ctx context.Context, changes []change, undone *undoing) error {
+	var names []string
+	var all strings.Builder
+	for _, c := range changes {
+		names = append(names, string(c.table))
+		all.WriteString(transaction(c.table, c.from, c.to))
+	}
+	t, text := changes[0].tool, all.String()
+	if err := b.inject(fmt.Sprintf("tables %s of %s", strings.Join(names, ", "), t)); err != nil {
+		return err
+	}
+	undone.done = append(undone.done, changes...)
+	if err := b.restore(ctx, t, text); err != nil {
+		return fmt.Errorf("table %s: %w", where(err, text, names), err)
+	}
+	for _, c := range changes {
 		if c.to.empty() {
 			b.dropTable(c.tool, c.table, c.from)
 		}
 	}
 	return nil
+}
+
+// failedLine is how iptables-restore names the line that it ended at: "Error occurred at line: 12", "line 12 failed".
+var failedLine = regexp.MustCompile(`\bline:? (\d+)`)
+
+// where tells the table that a program failed at, or all that it was to change if it names no line.
+func where(complaint error, text string, tables []string) string {
+	if found := failedLine.FindStringSubmatch(complaint.Error()); found != nil {
+		lines := strings.Split(text, "\n")
+		n, _ := strconv.Atoi(found[1])
+		for _, line := range slices.Backward(lines[:min(n, len(lines))]) {
+			if table, is := strings.CutPrefix(line, "*"); is {
+				return table
+			}
+		}
+	}
+	return strings.Join(tables, " or ")
 }
 
 func (b *Backend) inject(step string) error {

@@ -62,10 +62,10 @@ func TestWhoIsKilledLeavesTheFormerRulesOrTheNewOrAGuard(t *testing.T) {
 		from, to *iptables.RuleSet
 		steps    int
 	}{
-		"the first apply":               {nil, wordy(), 14},
-		"other rules, of another table": {twoTables(15001), ofBoth(small(15002)), 8},
+		"the first apply":               {nil, wordy(), 11},
+		"other rules, of another table": {twoTables(15001), ofBoth(small(15002)), 6},
 		"one table, in two families":    {ofBoth(small(15001)), ofBoth(small(15002)), 6},
-		"cleaning up":                   {twoTables(15001), nil, 8},
+		"cleaning up":                   {twoTables(15001), nil, 6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, _ *testns.Namespace, b *Backend) { killed(t, b, way.from, way.to, way.steps) })
@@ -164,6 +164,57 @@ func inForce(t *testing.T, b *Backend, ns *testns.Namespace) (states map[iptable
 		}
 	}
 	return states, strings.Join(decode(s).Strange, " ")
+}
+
+// Who kills a container kills the program too that runs in it, which has then changed one table and not the other.
+func TestWhoIsKilledWithHisProgramLeavesAGuard(t *testing.T) {
+	const killing = "KILLED_WITH_A_PROGRAM"
+	if flavour := os.Getenv(killing); flavour != "" {
+		b, err := New(t.Context(), Config{Flavour: Flavour(flavour)})
+		if err == nil {
+			err = b.Apply(t.Context(), wordy())
+		}
+		t.Fatal(err)
+	}
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		folder, name := t.TempDir(), "iptables-"+string(b.cfg.Flavour)
+		for end, script := range map[string]string{
+			"": `exec "$program" "$@"`, "-save": `exec "$program" "$@"`,
+			"-restore": `cat > input
+[ $(grep -c COMMIT input) = 1 ] && exec "$program" "$@" < input
+sed /COMMIT/q input | "$program" "$@"
+touch between
+kill -9 $PPID`,
+		} {
+			program, err := exec.LookPath(name + end)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(folder, name+end), []byte("#!/bin/sh\nprogram="+program+"\n"+script+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first := exec.Command(os.Args[0], "-test.run=^TestWhoIsKilledWithHisProgramLeavesAGuard$")
+		first.Env = append(os.Environ(), killing+"="+string(b.cfg.Flavour), "PATH="+folder+":"+os.Getenv("PATH"))
+		first.Dir = folder
+		output, gone := ns.Start(t, first)
+		<-gone
+		if _, err := os.Stat(filepath.Join(folder, "between")); err != nil {
+			t.Fatalf("it was not killed between two tables: %v\n%s", err, output)
+		}
+		states, strange := inForce(t, b, ns)
+		if states[iptables.IPv4] != held || states[iptables.IPv6] != held || !strings.Contains(strange, "holds up every new connection") {
+			t.Errorf("no guard: %v, %q", states, strange)
+		}
+		if err := b.Apply(t.Context(), wordy()); err != nil {
+			t.Fatal(err)
+		}
+		fresh := testns.New(t)
+		apply(t, b.in(fresh, nil), wordy())
+		if got, want := everything(t, ns), everything(t, fresh); got != want {
+			t.Errorf("begun anew:\n%s\nwithout being killed:\n%s", got, want)
+		}
+	})
 }
 
 // A program that goes on when we are killed changes the namespace still. Nobody else may begin before it has ended: what it

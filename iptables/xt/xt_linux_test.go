@@ -63,7 +63,7 @@ func TestAsManyGroupsAsAreAllowedCanBeCaptured(t *testing.T) {
 		}
 		once := everything(t, ns)
 		b.cfg.Inject = func(step string) error {
-			if strings.HasPrefix(step, "table nat of ip6") {
+			if strings.HasPrefix(step, "tables ") && strings.Contains(step, " of ip6") {
 				return errors.New("no")
 			}
 			return nil
@@ -182,7 +182,7 @@ func TestRulesThatTheKernelRefusesLeaveTheFormerStateAsItWas(t *testing.T) {
 			apply(t, b, small(15001))
 			before := everything(t, ns)
 			err := b.Apply(t.Context(), broken)
-			if err == nil || !strings.Contains(err.Error(), string(table)) {
+			if err == nil || !strings.Contains(err.Error(), "table "+string(table)+": ") {
 				t.Errorf("%v: it does not name the table %s", err, table)
 			}
 			unchanged(t, b, before, everything(t, ns))
