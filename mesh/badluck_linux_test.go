@@ -125,16 +125,16 @@ func TestOnlyProvenLeftoversAreKilled(t *testing.T) {
 	if err := l.write(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := killLeftovers(dir); n != 0 || err != nil {
-		t.Errorf("killed %d (%v)", n, err)
+	if killed, err := killLeftovers(dir); len(killed) != 0 || err != nil {
+		t.Errorf("killed %v (%v)", killed, err)
 	}
 	l.run.Processes[0].Start++
 	l.run.Boot = "another boot"
 	if err := l.write(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := killLeftovers(dir); n != 0 || err != nil {
-		t.Errorf("killed %d of another boot (%v)", n, err)
+	if killed, err := killLeftovers(dir); len(killed) != 0 || err != nil {
+		t.Errorf("killed %v of another boot (%v)", killed, err)
 	}
 	if err := sleep.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Error("an innocent process was killed")

@@ -76,42 +76,45 @@ func (l *ledger) write() error {
 }
 
 // killLeftovers ends what is left of a run that did not end in order: the processes it recorded, where number, start
-// and command are still the same, and whatever carries the run's mark. It returns how many there were.
-func killLeftovers(dir string) (int, error) {
+// and command are still the same, and whatever carries the run's mark. It returns their programs, one for each process.
+func killLeftovers(dir string) ([]string, error) {
 	data, err := os.ReadFile(filepath.Join(dir, ledgerFile))
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
+		return nil, nil
 	}
 	var run runRecord
 	if err == nil {
 		err = json.Unmarshal(data, &run)
 	}
 	if err != nil {
-		return 0, nil // the run died before its record was complete; it had started nothing then
+		return nil, nil // the run died before its record was complete; it had started nothing then
 	}
 	if run.Run == "" || run.Boot != bootID() {
-		return 0, nil
+		return nil, nil
 	}
 	return run.kill()
 }
 
 // kill ends the run's processes, again and again until none is left: one may start another meanwhile. It returns when
-// all have given back what they held, their ports above all.
-func (r runRecord) kill() (int, error) {
+// all have given back what they held, their ports above all; and the processes' programs, one for each.
+func (r runRecord) kill() (programs []string, err error) {
 	deadline := time.Now().Add(3 * time.Second)
 	killed := map[int]uint64{} // and when they started
 	for {
 		left := r.alive()
 		for pid := range left {
+			if _, again := killed[pid]; !again {
+				programs = append(programs, programOf(pid))
+			}
 			killOne(pid)
 		}
 		maps.Copy(killed, left)
 		dying := stillThere(killed)
 		if len(dying) == 0 {
-			return len(killed), nil
+			return programs, nil
 		}
 		if time.Now().After(deadline) {
-			return len(killed), fmt.Errorf("processes %v of an earlier run do not end: end them with kill -9", dying)
+			return programs, fmt.Errorf("processes %v of this mesh do not end: end them with kill -9", dying)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

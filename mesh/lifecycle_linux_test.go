@@ -408,6 +408,9 @@ func TestWhatApplicationsStartEndsWithThem(t *testing.T) {
 		t.Fatalf("%d processes run, want agent, application and two children", len(pids))
 	}
 	m.stop()
+	m.find("what was ended at last, by name", func(e Event) bool {
+		return e.Line == "ended processes that had outlived what started them (1): sleep"
+	})
 }
 
 func TestAnApplicationThatIgnoresSIGTERMIsKilledAtTheDeadline(t *testing.T) {

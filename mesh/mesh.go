@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -186,9 +188,7 @@ func (m *Mesh) claimName(context.Context) error {
 	m.mu.Lock()
 	m.runtime = dir
 	m.mu.Unlock()
-	if dir.leftovers > 0 {
-		m.say("ended %d processes that an earlier run of this mesh had left", dir.leftovers)
-	}
+	m.sayEnded(dir.leftovers, "an earlier run of this mesh had left")
 	return nil
 }
 
@@ -238,15 +238,23 @@ func (m *Mesh) openLedger(context.Context) (err error) {
 	return err
 }
 
-// sweep ends what applications left behind outside their process groups.
+// sweep ends what is left of applications and agents: what left their process groups, and Envoys whose agent was killed.
 func (m *Mesh) sweep() {
 	if m.ledger == nil {
 		return
 	}
-	if n, err := m.ledger.run.kill(); err != nil {
+	programs, err := m.ledger.run.kill()
+	if err != nil {
 		m.say("error: %v", err)
-	} else if n > 0 {
-		m.say("ended %d processes that applications had left behind", n)
+		return
+	}
+	m.sayEnded(programs, "had outlived what started them")
+}
+
+// sayEnded tells of processes that had to be ended, by their programs, since whose they were is the first question.
+func (m *Mesh) sayEnded(programs []string, that string) {
+	if len(programs) > 0 {
+		m.say("ended processes that %s (%d): %s", that, len(programs), strings.Join(slices.Compact(slices.Sorted(slices.Values(programs))), ", "))
 	}
 }
 

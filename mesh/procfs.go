@@ -58,6 +58,16 @@ func readStat(pid int) (procStat, error) {
 
 func procFile(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
+// programOf is the base name of what a process runs, for people; its number where that is not known any more.
+func programOf(pid int) string {
+	raw, _ := os.ReadFile(procFile(pid, "cmdline"))
+	program, _, _ := strings.Cut(string(raw), "\x00")
+	if program == "" {
+		return fmt.Sprint("process ", pid)
+	}
+	return filepath.Base(program)
+}
+
 // processIDs lists the processes there are.
 func processIDs() []int {
 	dir, err := os.Open("/proc")

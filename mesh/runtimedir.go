@@ -48,8 +48,8 @@ type runtimeDir struct {
 	path string
 	base string
 	lock *os.File
-	// leftovers counts the processes of an earlier run that had to be ended.
-	leftovers int
+	// leftovers are the programs of an earlier run's processes that had to be ended, one for each.
+	leftovers []string
 }
 
 // claimRuntimeDir takes the name of a mesh: it makes the folder, locks it, and clears what a run left there that could

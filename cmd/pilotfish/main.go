@@ -51,6 +51,9 @@ the control plane of one.`,
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if unknown := refuseUnknown(c, c.Flags().Args()); unknown != nil { // the flag may well be one of what was meant
+			return unknown
+		}
 		return usageError{fmt.Errorf("%w (`%s --help` lists what there is)", err, c.CommandPath())}
 	})
 	root.AddGroup(
@@ -71,7 +74,21 @@ the control plane of one.`,
 	bookshop := demo.NewBookshopCommand()
 	bookshop.Hidden = true
 	root.AddCommand(bookshop, mesh.NewGuardCommand())
+	for _, c := range root.Commands() {
+		if c.HasSubCommands() && !c.Runnable() { // by itself it would answer whatever it is given with its help, as if all were well
+			c.Args = refuseUnknown
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+	}
 	return root
+}
+
+// refuseUnknown refuses what is none of the commands of one that can do nothing by itself.
+func refuseUnknown(c *cobra.Command, args []string) error {
+	if len(args) == 0 || !c.HasSubCommands() || c.Args == nil {
+		return nil
+	}
+	return usageError{fmt.Errorf("unknown command %q for %q (`%s --help` lists what there is)", args[0], c.CommandPath(), c.CommandPath())}
 }
 
 func addGroup(root *cobra.Command, group string, commands ...*cobra.Command) {
