@@ -403,17 +403,26 @@ func (c *checker) ownTLS(r *config.Resource, field string, labels map[string]str
 	}
 }
 
+// egressHost tells of a host that a Sidecar lets callers see and nobody has. One of the root namespace is for the workloads of
+// all others: "." is theirs, and what may be seen by any of them is no mistake.
 func (c *checker) egressHost(r *config.Resource, field, host string) {
-	one := &networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{host}}}}
-	egress := newEgress(one, r.Namespace)
 	ns, pattern, _ := strings.Cut(host, "/")
 	if ns == "~" || strings.HasPrefix(pattern, "*") {
 		return
 	}
+	everybody := r.Namespace == c.w.mesh.GetRootNamespace()
+	seen := host
+	if everybody && ns == "." {
+		seen = "*/" + pattern
+	}
+	egress := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{seen}}}}, r.Namespace)
 	for _, svc := range c.w.services {
-		if svc.VisibleTo(r.Namespace) && egress.see(svc.Namespace, svc.Hostname) {
+		if (everybody || svc.VisibleTo(r.Namespace)) && egress.see(svc.Namespace, svc.Hostname) {
 			return
 		}
+	}
+	if c.anyRuleHost(r.Namespace, egress) { // which is called by the rule's name
+		return
 	}
 	c.find(config.UnknownHost, r, field, host, "there is no such service", c.nearestHost(pattern, r.Namespace))
 }
