@@ -71,6 +71,7 @@ Exit codes: 0 after an ordered end, 1 when it could not start or failed, 2 for a
 	flags.DurationVar(&cfg.Debounce.Max, "debounce-max", time.Second, "how long a change waits at most before it is pushed")
 	flags.IntVar(&cfg.Admission.Rate, "stream-rate", 500, "how many new streams of proxies are let in a second; negative is no limit")
 	flags.DurationVar(&cfg.Admission.Wait, "stream-wait", 2*time.Second, "how long a new stream waits for its turn at most, before it is refused")
+	flags.IntVar(&cfg.MaxConnections, "max-connections", 0, "how many connections of proxies, and streams, there may be at a time; negative is no limit (default: seven eighths of the files that the process may have open)")
 	flags.BoolVar(&cfg.AutomaticScope, "automatic-scope", false, "have sidecars hold the virtual hosts and clusters that their workloads use, and ask for others when needed")
 	flags.DurationVar(&cfg.OnDemandTimeout, "on-demand-timeout", translate.DefaultOnDemandTimeout, "how long a request waits at most for what its sidecar asks for, while no control plane answers")
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")

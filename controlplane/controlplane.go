@@ -76,6 +76,9 @@ type Config struct {
 	Debounce Debounce
 	// Admission says how new streams of proxies are let in.
 	Admission xds.Admission
+	// MaxConnections bounds the connections of proxies, and their streams, at a time; default: as many as leave an eighth of
+	// the files that the process may have open, and 64, to all else. Negative is no limit.
+	MaxConnections int
 	// AutomaticScope has sidecars hold the virtual hosts and clusters that their workloads use, and ask for others when they
 	// need them. A node's metadata PILOTFISH_SCOPE (automatic, or all) decides for one.
 	AutomaticScope bool
@@ -127,6 +130,11 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Debounce.Max <= 0 {
 		c.Debounce.Max = time.Second
 	}
+	if c.MaxConnections == 0 {
+		open := openFiles()
+		c.MaxConnections = max(open-keptFiles(open), 1)
+	}
+	c.Admission.Most = c.MaxConnections
 	if c.OnDemandTimeout <= 0 {
 		c.OnDemandTimeout = translate.DefaultOnDemandTimeout
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
@@ -86,6 +87,7 @@ func (s *Server) openPorts() error {
 		}
 		*p.to = opened
 	}
+	s.guardPorts(l)
 	l.grpcPlain = newGRPC(nil)
 	l.grpcSecure = newGRPC(s.authority.ServerTLS(s.cfg.Address))
 	s.discovery.RegisterTo(l.grpcPlain)
@@ -105,6 +107,25 @@ func (s *Server) openPorts() error {
 	}
 	s.ports = l
 	return nil
+}
+
+// guardPorts bounds the connections: those of proxies, and apart from them those of who watches, who is to be answered
+// however many proxies there are.
+func (s *Server) guardPorts(l *listeners) {
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilotfish_connections_refused_total",
+		Help: "Connections closed because there were as many as may be, by port."}, []string{"port"})
+	s.registry.MustRegister(refused)
+	proxies := &gate{most: int64(s.cfg.MaxConnections), refused: refused, log: s.log}
+	watchers := &gate{most: int64(keptFiles(openFiles()) / 2), refused: refused, log: s.log}
+	for _, p := range []struct {
+		*port
+		gate *gate
+		name string
+	}{{l.plain, proxies, "plain"}, {l.secure, proxies, "secure"}, {l.tokens, proxies, "tokens"}, {l.monitoring, watchers, "monitoring"}} {
+		if p.port != nil {
+			p.listener = p.gate.guard(p.listener, p.name)
+		}
+	}
 }
 
 func newHTTP(handler http.Handler, log *slog.Logger) *http.Server {

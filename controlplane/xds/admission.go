@@ -19,6 +19,9 @@ type Admission struct {
 	// Wait is how long a stream waits for its turn at most. One whose turn is later is refused at once, and its client comes
 	// back. Default 2 s, which is less than agents wait for a first answer.
 	Wait time.Duration
+	// Most is how many streams there may be at a time; one more is refused. A client has one, but may open many on one
+	// connection. 0 and negative are no limit.
+	Most int
 }
 
 func (a Admission) withDefaults() Admission {
@@ -54,6 +57,18 @@ func (d *door) turn(now time.Time) (in time.Duration, ok bool) {
 	}
 	d.next = d.next.Add(apart)
 	return max(0, in), true
+}
+
+// seat counts a stream until it leaves, or refuses it.
+func (s *Server) seat() (leave func(), err error) {
+	n := s.seats.Add(1)
+	leave = func() { s.seats.Add(-1) }
+	if most := s.cfg.Admission.Most; most > 0 && n > int64(most) {
+		leave()
+		s.metrics.turnedAway.Inc()
+		return nil, status.Errorf(codes.ResourceExhausted, "the control plane has %d streams, which is all that it may have (--max-connections)", most)
+	}
+	return leave, nil
 }
 
 // admit waits for a new stream's turn.

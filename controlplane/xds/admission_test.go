@@ -46,6 +46,26 @@ func TestStreamWhoseTurnIsFarIsRefused(t *testing.T) {
 	first.expect("lds +l1=2")
 }
 
+func TestStreamsBeyondTheMostAreRefusedUntilOneLeaves(t *testing.T) {
+	r := newRig(t, Config{Admission: Admission{Most: 1}})
+	r.push(small)
+	first := r.delta()
+	first.subscribe(lds)
+	first.expect("lds +l1=1 +l2=1")
+	second := r.delta()
+	second.subscribe(lds)
+	wantCode(t, second.end(), codes.ResourceExhausted)
+	first.cancel()
+	for end := time.Now().Add(deadline); r.seats.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a stream that left has its place still")
+		}
+	}
+	third := r.delta()
+	third.subscribe(lds)
+	third.expect("lds +l1=1 +l2=1")
+}
+
 func TestFirstAnswersLeaveRoomForPushes(t *testing.T) {
 	source, hold := &fake{}, make(chan struct{})
 	source.broken = func(typeURL string) error {

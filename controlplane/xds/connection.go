@@ -81,6 +81,11 @@ func (s *Server) serve(w wire) error {
 	if err != nil {
 		return err
 	}
+	leave, err := s.seat()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	if err := s.admit(ctx); err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 		sendTimeouts: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_write_timeout",
 			Help: "Streams ended because their client took too long to read what it was sent."}),
 		turnedAway: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilotfish_xds_streams_turned_away_total",
-			Help: "Streams refused because too many came at the same time."}),
+			Help: "Streams refused because too many came at the same time, or were there."}),
 		queueTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_queue_time",
 			Help: "Seconds that a change waited for its client.", Buckets: seconds}),
 		convergence: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_convergence_time",

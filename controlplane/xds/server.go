@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -75,6 +76,7 @@ type Server struct {
 	generators chan struct{}
 	arrivals   chan struct{} // of the generators, those for first answers
 	door       door
+	seats      atomic.Int64 // streams
 	stopping   chan struct{}
 	started    time.Time
 
