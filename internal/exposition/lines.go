@@ -16,8 +16,7 @@ const (
 // lines gives the lines of a stream. It holds the longest of them in memory, and no more.
 type lines struct {
 	from     io.Reader
-	most     int64  // bytes; 0 is no bound
-	moving   func() // called before what was read is overwritten; nil for none
+	most     int64 // bytes; 0 is no bound
 	buf      []byte
 	at, end  int
 	err      error
@@ -71,9 +70,6 @@ func (l *lines) more() {
 	}
 	if l.buf == nil {
 		l.buf = make([]byte, firstBuffer)
-	}
-	if l.moving != nil {
-		l.moving()
 	}
 	if l.at > 0 {
 		copy(l.buf, l.buf[l.at:l.end])

@@ -108,7 +108,6 @@ func (m *Merger) Begin(from io.Reader, s Source) *Copying {
 	m.source++
 	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help, had: newHad(s.Once)}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut}
-	r.in.moving = m.out.settle
 	if n := len(m.windows); n > 0 {
 		r.in.buf, m.windows = m.windows[n-1], m.windows[:n-1]
 	}
@@ -132,7 +131,6 @@ func (c *Copying) Finish() (Copied, error) {
 
 // keep has the next source read where this one was, unless that had lines of unusual length.
 func (m *Merger) keep(in *lines) {
-	m.out.settle()
 	if len(in.buf) == firstBuffer {
 		m.windows = append(m.windows, in.buf)
 	}
@@ -275,11 +273,9 @@ func (c *copier) sample(s *sample, suffix string) bool {
 		return true
 	}
 	c.buf = c.appendPoint(c.buf, s, suffix)
-	if s.stands(c.buf) {
+	c.out.write(c.buf)
+	if string(c.buf[:len(c.buf)-1]) == string(s.line) {
 		c.learn(s)
-		c.out.pass(s.line[:len(c.buf)])
-	} else {
-		c.out.write(c.buf)
 	}
 	return true
 }

@@ -3,39 +3,47 @@ package exposition
 import (
 	"bytes"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"testing"
 )
 
-func TestOutputWritesAllInOrderWhereverItStands(t *testing.T) {
+// pieces keeps what is written, and the length of each piece.
+type pieces struct {
+	bytes.Buffer
+	lengths []int
+}
+
+func (p *pieces) Write(text []byte) (int, error) {
+	p.lengths = append(p.lengths, len(text))
+	return p.Buffer.Write(text)
+}
+
+func TestOutputWritesAllInOrderAndInLargePieces(t *testing.T) {
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		var got, want bytes.Buffer
+		var got pieces
+		var want []byte
 		out := output{to: &got}
-		window := make([]byte, 40<<10)
-		for range 20 {
-			for i := range window {
-				window[i] = "ab"[random.IntN(2)]
+		for range 100 {
+			text := make([]byte, random.IntN(1<<random.IntN(19)))
+			for i := range text {
+				text[i] = "ab"[random.IntN(2)]
 			}
-			for at := 0; at < len(window); {
-				end := min(len(window), at+1+random.IntN(1<<random.IntN(16)))
-				text := window[at:end]
-				want.Write(text)
-				switch random.IntN(3) {
-				case 0:
-					out.write(bytes.Clone(text))
-				default:
-					out.pass(text)
-				}
-				at = end + random.IntN(3) // something may be left out
-			}
-			out.settle()
+			want = append(want, text...)
+			out.write(text)
+			clear(text) // it was another's
 		}
 		if err := out.flush(); err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(got.Bytes(), want.Bytes()) {
-			t.Fatalf("seed %d: %d bytes were written, not the %d that were to be, or others", seed, got.Len(), want.Len())
+		if !bytes.Equal(got.Bytes(), want) {
+			t.Fatalf("seed %d: %d bytes were written, not the %d that were to be, or others", seed, got.Len(), len(want))
+		}
+		for i, n := range got.lengths {
+			if last := i == len(got.lengths)-1; n > mostPut || n < mostPut && !last || n == 0 {
+				t.Fatalf("seed %d: pieces of %d bytes", seed, got.lengths)
+			}
 		}
 	}
 }
@@ -52,33 +60,26 @@ func (c *counted) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestWhatStandsAsItIsToBeWrittenIsWrittenInOnePiece(t *testing.T) {
-	text := []byte(statistics())
-	to := &counted{most: len(text)}
-	m := NewMerger(to, Text)
-	for range 2 { // the second time it knows all labels
-		m.Reset(to, Text)
-		to.writes = 0
-		if _, err := m.Copy(bytes.NewReader(text), Source{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if most := len(text)/(firstBuffer-200) + 2; to.writes > most {
-		t.Errorf("%d writes for %d bytes, not at most %d", to.writes, len(text), most)
-	}
-}
-
 func TestOutputTellsTheFirstError(t *testing.T) {
 	to := &counted{most: 1}
 	out := output{to: to}
 	for range 5 {
-		out.pass(make([]byte, mostPut+1))
-		out.settle()
+		out.write(make([]byte, mostPut+1))
 	}
 	if err := out.flush(); !errors.Is(err, errCounted) || to.writes != 2 {
 		t.Errorf("%v after %d writes", err, to.writes)
+	}
+}
+
+// half takes half of what it is given, and says nothing of it.
+type half struct{}
+
+func (half) Write(p []byte) (int, error) { return len(p) / 2, nil }
+
+func TestOutputTellsThatNotAllWasTaken(t *testing.T) {
+	out := output{to: half{}}
+	out.write([]byte("ab"))
+	if err := out.flush(); !errors.Is(err, io.ErrShortWrite) {
+		t.Error(err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 // Most of what is merged stays as it is, and most of that looks the same over and over: Envoy has some hundred families of
 // the same clusters. So a line that goes on with a family is not taken apart when its labels were seen before in a line
 // that was, and was written as it stood: then its name, its labels and its value are all that it can have, and valid.
-// Such lines are written in one piece with those before and after them.
+// Such lines are copied in one piece with those before and after them.
 
 // seenSize is how many sets of labels are remembered, a power of two. An Envoy with 200 clusters has some 4000 of them,
 // most of them the buckets of histograms.
@@ -39,11 +39,6 @@ func (c *copier) set(labels []byte) uint64 {
 	return maphash.Bytes(c.seen.seed, labels) + uint64(c.numbered)<<1 + uint64(c.format) | 1<<63
 }
 
-// stands says whether a sample that is to be written so, with the end of its line, is so where it was read.
-func (s *sample) stands(written []byte) bool {
-	return len(written) == len(s.line)+1 && cap(s.line) >= len(written) && string(s.line[:len(written)]) == string(written)
-}
-
 // learn remembers the labels of a sample that is written as it stands.
 func (c *copier) learn(s *sample) {
 	if len(s.pairs) > 0 && s.time.to == 0 && !s.exemplarPresent {
@@ -69,7 +64,7 @@ func (c *copier) verbatim(text []byte, f *family) (taken int) {
 		taken += end + 1
 	}
 	if taken > 0 {
-		c.out.pass(text[:taken])
+		c.out.write(text[:taken])
 	}
 	return taken
 }
