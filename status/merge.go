@@ -131,7 +131,7 @@ func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration,
 	foreseen := s.foresee()
 	if address := s.envoyStats(r.URL.RawQuery); address != "" {
 		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: mostEnvoyFamilies}}
-		s.ask(ctx, sc.envoy, address, acceptText, nil)
+		s.askAhead(ctx, sc.envoy, address, acceptText)
 	}
 	sc.agent = &source{kind: sourceAgent}
 	sc.own, sc.agent.err = s.gather(&kit.own)

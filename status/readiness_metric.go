@@ -38,7 +38,8 @@ func (m *readinessMetric) Collect(values chan<- prometheus.Metric) {
 	}
 }
 
-// foresight is how long a scrape waits for the parts' readiness before it goes on without.
+// foresight is how long a scrape waits for the parts' readiness, and for its request to Envoy to be on its way, before it goes
+// on without.
 const foresight = 20 * time.Millisecond
 
 // foresee asks for the readiness that the agent's own metrics will tell, before Envoy is asked for its statistics: while

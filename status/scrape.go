@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"strings"
 	"sync/atomic"
@@ -109,6 +110,26 @@ func (s *Server) ask(ctx context.Context, src *source, target, accept string, fr
 		}
 	}()
 	return src
+}
+
+// askAhead asks a source that takes long, and waits until the request is on its way: what is done next would take processor
+// time from it, and the answer comes as much later.
+func (s *Server) askAhead(ctx context.Context, src *source, target, accept string) {
+	written := make(chan struct{}, 1)
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {
+		select {
+		case written <- struct{}{}:
+		default: // it follows a redirection
+		}
+	}})
+	s.ask(ctx, src, target, accept, nil)
+	timer := time.NewTimer(foresight)
+	defer timer.Stop()
+	select {
+	case <-written:
+	case <-src.answered: // perhaps nobody was there to be asked
+	case <-timer.C:
+	}
 }
 
 // spool reads the whole answer, as far as there is room for it.
