@@ -8,13 +8,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 // keeper holds the last name table on disk, so that names are known at the next start although no control plane answers.
@@ -142,7 +142,7 @@ func encodeKept(t keptTable) ([]byte, error) {
 // load reads the file; nil is that there is none to use. What is wrong with one is told, and does not keep anybody from
 // starting.
 func (k *keeper) load() (*Table, time.Time) {
-	text, err := readKept(k.path)
+	text, err := plainfile.Read(k.path, mostTableBytes+mostKeptHead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, time.Time{}
 	}
@@ -162,22 +162,6 @@ func (k *keeper) load() (*Table, time.Time) {
 		return nil, time.Time{}
 	}
 	return table, t.Received
-}
-
-func readKept(path string) ([]byte, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe in its place would be waited for
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }()
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(err, errors.New("it is no plain file"))
-	}
-	text, err := io.ReadAll(io.LimitReader(file, mostTableBytes+mostKeptHead+1))
-	if err == nil && len(text) > mostTableBytes+mostKeptHead {
-		err = fmt.Errorf("the file has more than %d bytes", mostTableBytes+mostKeptHead)
-	}
-	return text, err
 }
 
 var errNotKept = errors.New("the file is damaged, or not one of names")

@@ -3,7 +3,6 @@ package dns
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -14,8 +13,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 const (
@@ -147,14 +147,11 @@ func (f *confFile) problem() error {
 }
 
 func readResolvConf(path string) (resolvConf, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe in its place would be waited for
+	file, _, err := plainfile.Open(path)
 	if err != nil {
 		return resolvConf{}, fmt.Errorf("reading the list of resolvers: %w", err)
 	}
 	defer func() { _ = file.Close() }()
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return resolvConf{}, fmt.Errorf("reading the list of resolvers: %w", errors.Join(err, fmt.Errorf("%s is no plain file", path)))
-	}
 	text, err := io.ReadAll(io.LimitReader(file, mostResolvConfBytes))
 	if err != nil {
 		return resolvConf{}, fmt.Errorf("reading the list of resolvers: %w", err)

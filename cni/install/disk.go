@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 // staging marks files that are being written. Their names begin with a dot and end in no extension that a container
@@ -179,7 +181,7 @@ type file struct {
 
 // read takes a file of bounded size; one that is not there is no error.
 func read(path string, most int64) (file, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for
+	f, info, err := plainfile.Open(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return file{}, nil
 	}
@@ -187,13 +189,6 @@ func read(path string, most int64) (file, error) {
 		return file{}, err
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return file{}, err
-	}
-	if !info.Mode().IsRegular() {
-		return file{}, fmt.Errorf("%s is no regular file", path)
-	}
 	content, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(content)) > most {
 		err = fmt.Errorf("%s is larger than %d bytes", path, most)
@@ -261,30 +256,23 @@ func (c *changes) copy(path, from string, mode fs.FileMode) error {
 
 // sameFiles compares without holding either in memory. from has to be there.
 func sameFiles(path, from string, mode fs.FileMode) (bool, error) {
-	b, err := os.Open(from)
+	b, wanted, err := plainfile.Open(from)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = b.Close() }()
-	a, err := os.Open(path)
+	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
+	if err != nil || info.Size() != wanted.Size() || info.Mode() != mode {
+		return false, err
+	}
+	a, _, err := plainfile.Open(path)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = a.Close() }()
-	infoA, errA := a.Stat()
-	infoB, errB := b.Stat()
-	if err := errors.Join(errA, errB); err != nil {
-		return false, err
-	}
-	if !infoB.Mode().IsRegular() {
-		return false, fmt.Errorf("%s is no regular file", from)
-	}
-	if infoA.Size() != infoB.Size() || infoA.Mode() != mode {
-		return false, nil
-	}
 	sumA, errA := hash(a)
 	sumB, errB := hash(b)
 	return sumA == sumB, errors.Join(errA, errB)

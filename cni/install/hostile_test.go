@@ -15,6 +15,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
+func TestPipeInTheBinarysPlaceIsReplaced(t *testing.T) {
+	n := newNode(t, "10-podnet.conflist", bridgeList)
+	path := n.path("bin/pilotfish-cni")
+	if err := syscall.Mkfifo(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.installer().Install(); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "the plugin" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
 func TestFirstConfigurationThatCannotBeReadIsToldAndNotReady(t *testing.T) {
 	for name, put := range map[string]func(n *node, path string) error{
 		"link out of sight": func(n *node, path string) error { return os.Symlink("/nowhere/x.conflist", path) },

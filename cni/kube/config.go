@@ -8,14 +8,14 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 // maxFile bounds the files read here: kubeconfigs, tokens, certificates.
@@ -195,15 +195,4 @@ func absolute(path, dir string) string {
 	return filepath.Join(dir, path)
 }
 
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(text) > maxFile {
-		err = fmt.Errorf("%s is larger than %d bytes", path, maxFile)
-	}
-	return text, err
-}
+func readFile(path string) ([]byte, error) { return plainfile.Read(path, maxFile) }

@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"slices"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 // maxMemory bounds the file: thousands of sandboxes.
@@ -27,15 +28,10 @@ func openMemory(path string) (*memory, error) {
 	if path == "" {
 		return m, nil
 	}
-	f, err := os.Open(path)
+	text, err := plainfile.Read(path, maxMemory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, nil
 	}
-	if err != nil {
-		return m, err
-	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxMemory))
 	if err != nil {
 		return m, err
 	}
