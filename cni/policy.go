@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path"
 	"slices"
 
@@ -15,6 +14,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/cni/capture"
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 // policy decides about sandboxes where there is no Kubernetes to ask. Its rules are tried in order, the first that matches
@@ -38,32 +38,28 @@ type policyRule struct {
 const maxPolicy = 1 << 20
 
 func loadPolicy(file string) (*policy, error) {
-	f, err := os.Open(file)
+	text, err := plainfile.Read(file, maxPolicy)
 	if err != nil {
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file cannot be read", err.Error())
 	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxPolicy+1))
-	if err == nil && len(text) > maxPolicy {
-		err = fmt.Errorf("it has more than %d bytes", maxPolicy)
-	}
-	var p *policy
-	if err == nil {
-		p, err = parsePolicy(text)
-	}
+	p, err := parsePolicy(text)
 	if err != nil {
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file "+file+" is refused", err.Error())
 	}
 	return p, nil
 }
 
-// parsePolicy reads YAML or JSON. A key that it does not know is an error: misspelled, it would leave pods unprotected.
+// parsePolicy reads YAML or JSON. A key that it does not know is an error: misspelled, it would leave pods unprotected. So is
+// a second document, whose rules would count for nothing.
 func parsePolicy(text []byte) (*policy, error) {
 	p := &policy{}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(p); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
+	}
+	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.Join(errors.New("there is more than one document in it: put all rules into the first, and remove the line ---"), err)
 	}
 	problems := []error{checkAction("default", p.Default)}
 	for i, r := range p.Rules {

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
@@ -131,11 +133,23 @@ func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
 			t.Errorf("%s: %v: %s", c.name, answer.err, answer.out)
 		}
 	}
-	if err := os.WriteFile(file, []byte("rule: []\n"), 0o600); err != nil {
+	for text, says := range map[string]string{
+		"rule: []\n": "field rule not found", // misspelled
+		"default: skip\n---\nrules: [{match: {K8S_POD_NAME: web-1}}]\n": "more than one document",
+		"default: skip\n---\nrules: [\n":                                "more than one document",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if answer := h.call("ADD", plainPod("web-1"), netnsPath(testns.New(t)), h.withPrevious("1.0.0")); !strings.Contains(answer.Details, says) {
+			t.Errorf("%q: %s, want %q", text, answer.out, says)
+		}
+	}
+	if err := errors.Join(os.Remove(file), unix.Mkfifo(file, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if answer := h.call("ADD", plainPod("web-1"), netnsPath(testns.New(t)), h.withPrevious("1.0.0")); !strings.Contains(answer.Details, "field rule not found") {
-		t.Errorf("a misspelled key: %s", answer.out)
+	if answer := h.call("ADD", plainPod("web-1"), netnsPath(testns.New(t)), h.withPrevious("1.0.0")); !strings.Contains(answer.Details, "no plain file") {
+		t.Errorf("a pipe: %s", answer.out)
 	}
 }
 
