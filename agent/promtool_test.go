@@ -49,6 +49,9 @@ var envoysNames = map[string]string{
 	"envoy_listener_admin_downstream_cx_length_ms":                shortUnits,
 	"envoy_listener_downstream_cx_length_ms":                      shortUnits,
 	"envoy_server_initialization_time_ms":                         shortUnits,
+	// These are there from the first time on that Envoy flushes its statistics.
+	"envoy_server_stats_overflow_counter":   "metric name should not include type 'counter'",
+	"envoy_server_stats_overflow_histogram": "metric name should not include type 'histogram'",
 }
 
 // ofEnvoy says whether a remark is one on a name of Envoy's.
