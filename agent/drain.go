@@ -26,17 +26,25 @@ type load struct {
 	// unsent are the bytes of answers that Envoy has whole, and whose clients are still reading what came before; unsentTCP
 	// those that it holds for clients of TCP.
 	unsent, unsentTCP uint64
+	// untaken are bytes on their way to servers of TCP, which read more slowly than they are sent to.
+	untaken uint64
 }
 
 func (l load) none() bool { return l == load{} }
 
 // unfinished says whether something would be cut in the middle.
-func (l load) unfinished() bool { return l.requests > 0 || l.unsent > 0 || l.unsentTCP > 0 }
+func (l load) unfinished() bool { return l.requests > 0 || l.unsent > 0 || l.busyTCP() }
+
+// busyTCP says whether bytes of TCP wait for whoever is to read them.
+func (l load) busyTCP() bool { return l.unsentTCP > 0 || l.untaken > 0 }
 
 func (l load) String() string {
 	text := fmt.Sprintf("%d requests and %d connections", l.requests, l.connections)
 	if n := l.unsent + l.unsentTCP; n > 0 {
 		text += fmt.Sprintf(", and %d bytes that clients have not read yet,", n)
+	}
+	if l.untaken > 0 {
+		text += fmt.Sprintf(", and %d bytes that servers have not read yet,", l.untaken)
 	}
 	return text
 }
@@ -53,7 +61,16 @@ func (i *instance) load(ctx context.Context, own *regexp.Regexp) (load, error) {
 	if err != nil {
 		return load{}, err
 	}
-	return countLoad(stats, own)
+	return i.addUntaken(countLoad(stats, own))
+}
+
+// addUntaken looks at what no statistics show, where that makes a difference. Where the kernel does not tell, what waits
+// for servers has the time that connections without a request have.
+func (i *instance) addUntaken(l load, err error) (load, error) {
+	if err == nil && l.connections > 0 && !l.unfinished() {
+		l.untaken, _ = i.process.Untaken()
+	}
+	return l, err
 }
 
 func countLoad(stats map[string]uint64, own *regexp.Regexp) (load, error) {
@@ -92,16 +109,16 @@ type count struct {
 	load
 	err      error
 	failures int // in a row, with this one
-	// busyTCP is how long the drain had gone on when bytes were last held for clients of TCP. There may be more to come for
-	// them, which does not show.
-	busyTCP time.Duration
+	// lastBusyTCP is how long the drain had gone on when bytes of TCP last waited for a reader. There may be more to come,
+	// which does not show.
+	lastBusyTCP time.Duration
 }
 
 // after is the count with what it takes over from the one before.
 func (c count) after(before count, ran time.Duration) count {
-	c.busyTCP = before.busyTCP
-	if c.unsentTCP > 0 {
-		c.busyTCP = ran
+	c.lastBusyTCP = before.lastBusyTCP
+	if c.busyTCP() {
+		c.lastBusyTCP = ran
 	}
 	return c
 }
@@ -118,12 +135,12 @@ func (s ShutdownConfig) enough(c count, ran time.Duration) (why string, ok bool)
 	case c.connections == 0:
 		return "no request and no connection is left", true
 	}
-	return fmt.Sprintf("no request is left, and its %d connections had their time", c.connections), ran-c.busyTCP >= s.Linger && !s.WhenIdle
+	return fmt.Sprintf("no request is left, and its %d connections had their time", c.connections), ran-c.lastBusyTCP >= s.Linger && !s.WhenIdle
 }
 
 // pause is how long to wait for the next look: not beyond the moment at which something changes by itself.
-func (s ShutdownConfig) pause(pace, ran, busyTCP time.Duration) time.Duration {
-	for _, moment := range []time.Duration{s.Minimum, busyTCP + s.Linger} {
+func (s ShutdownConfig) pause(pace, ran, lastBusyTCP time.Duration) time.Duration {
+	for _, moment := range []time.Duration{s.Minimum, lastBusyTCP + s.Linger} {
 		if moment > ran {
 			pace = min(pace, moment-ran)
 		}
@@ -156,7 +173,7 @@ func (n *ending) wait(ctx context.Context) string {
 			progress = now.Add(progressEvery)
 			n.Logger.Info("still draining", "requests", c.requests, "connections", c.connections, "left", time.Until(n.deadline).Round(time.Second))
 		}
-		sleep(ctx, n.plan.pause(pace, time.Since(began), c.busyTCP))
+		sleep(ctx, n.plan.pause(pace, time.Since(began), c.lastBusyTCP))
 		pace = min(pace*3/2, rarestCount)
 	}
 }

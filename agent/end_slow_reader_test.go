@@ -110,3 +110,70 @@ func TestTCPThatIsReadSlowlyIsSentWhole(t *testing.T) {
 		})
 	}
 }
+
+// upload sends as many bytes, and gives what the application answers to that.
+func upload(address string, size int) (string, error) {
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := c.Write(make([]byte, size)); err != nil {
+		return "", err
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(c)
+	return string(answer), err
+}
+
+// TestTCPThatItsServerReadsSlowlyGetsThereWhole: nor is what a server has not read.
+func TestTCPThatItsServerReadsSlowlyGetsThereWhole(t *testing.T) {
+	const size = 32 << 20 // more than the kernel and Envoy keep of two connections
+	for n, version := range testenv.EnvoyVersions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			app, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = app.Close() })
+			behind, reads := make(chan struct{}), make(chan struct{})
+			go func() {
+				if c, err := app.Accept(); err == nil {
+					_, _ = io.ReadFull(c, make([]byte, 1))
+					close(behind)
+					<-reads
+					n, _ := io.Copy(io.Discard, c)
+					_, _ = fmt.Fprint(c, 1+n)
+					_ = c.Close()
+				}
+			}()
+			s := newSetup(t, fmt.Sprintf("127.102.13.%d", n+1))
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("3s"), "TERMINATION_GRACE_PERIOD=2m")
+			s.cp.more = []*listenerv3.Listener{message(t, &listenerv3.Listener{}, tcpListener, s.address)}
+			s.cp.clusters = []*clusterv3.Cluster{message(t, &clusterv3.Cluster{}, appCluster, app.Addr().(*net.TCPAddr).Port)}
+			s.cp.start(t)
+			r := s.start(t)
+			r.waitReady()
+			failed := make(chan error, 1)
+			go func() {
+				answer, err := upload(s.address+":9001", size)
+				if err == nil && answer != fmt.Sprint(size) {
+					err = fmt.Errorf("the application says that it got %s bytes", answer)
+				}
+				failed <- err
+			}()
+			<-behind
+			r.signal(syscall.SIGTERM)
+			r.waitState(Draining)
+			time.Sleep(6 * time.Second) // twice what connections without a request are given
+			close(reads)
+			if err := <-failed; err != nil {
+				t.Error(err)
+			}
+			r.endsWith(0)
+		})
+	}
+}

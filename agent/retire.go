@@ -215,7 +215,7 @@ func (t *takeover) oldLoad(old *instance) (look func(context.Context) (load, err
 			return load{}, err
 		}
 		maps.DeleteFunc(gauges, func(name string, _ uint64) bool { return !isLoad().MatchString(name) })
-		return countLoad(gauges, t.own)
+		return old.addUntaken(countLoad(gauges, t.own))
 	}, func() { _ = elder.Close() }
 }
 

@@ -32,13 +32,45 @@ func (p *Process) Clients(ports map[uint64]bool, except ...uint32) (int, error) 
 	}
 	first, last := temporaryPorts()
 	n := 0
-	err = eachSocket(p.pid, func(_, local, state, inode string) {
-		port := portOf(local)
-		_, own := descriptors[inode]
-		if own && state == stateEstablished && !slices.Contains(except, uint32(port)) && (ports[port] || port < first || port > last) {
+	err = eachSocket(p.pid, func(s socket) {
+		port := portOf(s.local)
+		_, own := descriptors[s.inode]
+		if own && s.state == stateEstablished && !slices.Contains(except, uint32(port)) && (ports[port] || port < first || port > last) {
 			n++
 		}
 	})
+	return n, err
+}
+
+// kernelsPart is what the kernel takes from the Envoy on any connection before that has to keep bytes itself.
+const kernelsPart = 8 << 10
+
+// Untaken counts the bytes that wait in the kernel on connections that the Envoy made itself, for servers that read more
+// slowly than they are sent to. Where it is less than kernelsPart the Envoy has nothing more for that server, and may end:
+// the kernel delivers the rest.
+func (p *Process) Untaken() (uint64, error) {
+	descriptors, err := socketDescriptors(p.pid)
+	if err != nil {
+		return 0, fmt.Errorf("looking at the connections of Envoy %d: %w", p.pid, err)
+	}
+	listens, waiting := make(map[uint64]bool), make(map[uint64]uint64) // by local port
+	err = eachSocket(p.pid, func(s socket) {
+		if _, own := descriptors[s.inode]; !own {
+			return
+		}
+		if s.state == stateListening {
+			listens[portOf(s.local)] = true
+		} else if n := s.unsent(); n >= kernelsPart {
+			waiting[portOf(s.local)] += n
+		}
+	})
+	first, last := temporaryPorts()
+	n := uint64(0)
+	for port, bytes := range waiting {
+		if !listens[port] && port >= first && port <= last {
+			n += bytes
+		}
+	}
 	return n, err
 }
 
@@ -62,8 +94,18 @@ const (
 	stateListening   = "0A"
 )
 
+// socket is a TCP socket as /proc/net/tcp has it.
+type socket struct{ family, local, state, queues, inode string }
+
+// unsent is how much of what was written to it the other side has not taken.
+func (s socket) unsent() uint64 {
+	text, _, _ := strings.Cut(s.queues, ":")
+	n, _ := strconv.ParseUint(text, 16, 64)
+	return n
+}
+
 // eachSocket goes through the TCP sockets of a process's network.
-func eachSocket(pid int, f func(family, local, state, inode string)) error {
+func eachSocket(pid int, f func(socket)) error {
 	for _, family := range []string{"tcp", "tcp6"} {
 		file, err := os.Open(fmt.Sprintf("/proc/%d/net/%s", pid, family))
 		if os.IsNotExist(err) && family == "tcp6" {
@@ -75,7 +117,7 @@ func eachSocket(pid int, f func(family, local, state, inode string)) error {
 		lines := bufio.NewScanner(file)
 		for lines.Scan() {
 			if fields := strings.Fields(lines.Text()); len(fields) >= 10 {
-				f(family, fields[1], fields[3], fields[9])
+				f(socket{family, fields[1], fields[3], fields[4], fields[9]})
 			}
 		}
 		_ = file.Close()

@@ -13,3 +13,8 @@ func (p *Process) Listens() (map[uint64]bool, error) {
 func (p *Process) Clients(map[uint64]bool, ...uint32) (int, error) {
 	return 0, errors.New("counting an Envoy's clients without asking it works on Linux only")
 }
+
+// Untaken works on Linux only.
+func (p *Process) Untaken() (uint64, error) {
+	return 0, errors.New("looking at an Envoy's connections works on Linux only")
+}

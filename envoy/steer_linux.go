@@ -124,13 +124,13 @@ func listening(pid int) (sockets, error) {
 	if err != nil {
 		return s, err
 	}
-	err = eachSocket(pid, func(family, local, state, inode string) {
-		if state != stateListening {
+	err = eachSocket(pid, func(tcp socket) {
+		if tcp.state != stateListening {
 			return
 		}
-		address := family + " " + local
+		address := tcp.family + " " + tcp.local
 		s.all[address]++
-		if d, ok := descriptors[inode]; ok {
+		if d, ok := descriptors[tcp.inode]; ok {
 			s.own[address] = append(s.own[address], d)
 		}
 	})

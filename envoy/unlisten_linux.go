@@ -84,7 +84,7 @@ func keepListening(pid int, sockets map[string]int) error {
 		return nil
 	}
 	listen := make(map[string]bool)
-	err := eachSocket(pid, func(_, _, state, inode string) { listen[inode] = state == stateListening })
+	err := eachSocket(pid, func(s socket) { listen[s.inode] = s.state == stateListening })
 	maps.DeleteFunc(sockets, func(inode string, _ int) bool { return !listen[inode] })
 	return err
 }
