@@ -13,7 +13,8 @@ proxy when the application ends. A job with a proxy ends by itself that way.
 The application has the agent's input and output. Signals are passed on to it: SIGTERM, SIGINT, SIGQUIT, SIGHUP,
 SIGUSR1, SIGUSR2, SIGWINCH and SIGCONT; with SIGTERM the proxy also fails its readiness and tells its clients to
 go, and serves on until the application has ended. When the proxy ends first, the application gets SIGTERM, and
-10 seconds later SIGKILL. As the first process of a container it takes in orphaned processes.
+10 seconds later SIGKILL; not when it was asked to by POST /quitquitquit, as jobs do at their end. As the first process
+of a container it takes in orphaned processes.
 
 Exit codes:
   the application's own, or 128 and the number of the signal that ended it

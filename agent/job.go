@@ -104,18 +104,27 @@ func endsProcess(s os.Signal) (int, bool) {
 	return int(number), ok && slices.Contains([]os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}, s)
 }
 
-// follow passes signals on until application or proxy end, and then ends the other one.
+// follow passes signals on until application or proxy end, and then ends the other one. An application that needs its proxy
+// no longer may say so (POST /quitquitquit), as jobs do at their end, and has all the time that it takes after that.
 func (j *job) follow() error {
+	proxy := j.proxy
 	for {
 		select {
 		case s := <-j.signals:
 			j.passOn(s)
 		case <-j.app.done:
-			j.agent.Logger.Info("application ended; ending the proxy", "how", j.app.cmd.ProcessState.String())
-			j.endProxy()
+			j.agent.Logger.Info("application ended", "how", j.app.cmd.ProcessState.String())
+			if proxy != nil {
+				j.endProxy()
+			}
 			return j.app.err()
-		case err := <-j.proxy:
-			return j.orphaned(orEnded(err))
+		case err := <-proxy:
+			if !j.agent.orders.quit.given() {
+				return j.orphaned(orEnded(err))
+			}
+			j.noteEnd(err)
+			j.agent.Logger.Info("the proxy has ended as it was asked to; the application goes on without it")
+			proxy = nil
 		}
 	}
 }
@@ -153,7 +162,11 @@ func (j *job) orphaned(cause error) error {
 // endProxy ends the proxy without a drain: the one that it served is gone.
 func (j *job) endProxy() {
 	j.agent.orders.quit.give()
-	if err := <-j.proxy; err != nil {
+	j.noteEnd(<-j.proxy)
+}
+
+func (j *job) noteEnd(err error) {
+	if err != nil {
 		j.agent.Logger.Warn("the proxy's end", "error", err)
 	}
 }
