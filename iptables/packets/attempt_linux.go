@@ -84,6 +84,9 @@ func (a *attempt) open(source netip.Addr) error {
 func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
 	// A connection that is ended by a reset is forgotten at once.
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	if err := a.mark(fd); err != nil {
+		return 0, permission("send as a transparent proxy", err)
+	}
 	if err := bindPatiently(fd, sockaddr(netip.AddrPortFrom(source, a.packet.SourcePort))); err != nil {
 		return 0, fmt.Errorf("send from %s: %w", source, os.NewSyscallError("bind", err))
 	}
@@ -98,6 +101,18 @@ func (a *attempt) bind(fd int, source netip.Addr) (port uint16, err error) {
 		port = uint16(b.Port)
 	}
 	return port, nil
+}
+
+// mark has the socket have the packet's mark, and whichever source.
+func (a *attempt) mark(fd int) error {
+	if a.packet.Mark == 0 {
+		return nil
+	}
+	level, transparent := unix.SOL_IP, unix.IP_TRANSPARENT
+	if a.packet.Destination.Addr().Is6() {
+		level, transparent = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+	}
+	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(a.packet.Mark)), unix.SetsockoptInt(fd, level, transparent, 1))
 }
 
 // bindPatiently waits for a port that is still held. A socket that was closed here lives on in each process that was

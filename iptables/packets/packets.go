@@ -42,6 +42,8 @@ type Packet struct {
 	Source      netip.Addr
 	SourcePort  uint16
 	Destination netip.AddrPort
+	// Mark is the socket's. One with a mark may have an address of somebody else's as Source, as a transparent proxy's has.
+	Mark uint32
 	// Answered datagrams that leave the namespace are answered from where they went, and arrive when the answer is back.
 	Answered bool
 	// UID and GID own the socket.

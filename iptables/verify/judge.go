@@ -69,6 +69,7 @@ func same(p iptables.Packet, want, got fate) bool {
 
 // judge compares what the rules should do with a packet with what became of it.
 func judge(s sample, e iptables.Explanation, a packets.Arrival) Proof {
+	a.Transparent = a.Transparent && s.Mark == 0 // a mark that it was sent with says nothing of where it was led
 	want, got := wanted(e), seen(s.Packet, a)
 	p := Proof{Subject: s.subject(), Want: want.words(s, ""), Got: got.words(s, a.String()), Took: a.Took, want: want, got: got, by: s.by}
 	if e.Decision != nil {

@@ -106,7 +106,7 @@ func (s *sampler) samples() (all []sample, left int) {
 			all = append(all, one)
 		}
 	}
-	for _, p := range append(s.kinds(), s.strangers()...) {
+	for _, p := range slices.Concat(s.kinds(), s.strangers(), s.passedOn()) {
 		if s.sends(&p) {
 			add(sample{Packet: p})
 		}
@@ -239,6 +239,23 @@ func (s *sampler) strangers() (all []iptables.Packet) {
 	return all
 }
 
+// passedOn are connections of a transparent proxy to the pod, with the client's address: they come about if the answers find
+// back to the proxy, by the marks of the connection. They are to the Lab's address, so that answers astray get no further.
+func (s *sampler) passedOn() (all []iptables.Packet) {
+	mark, uids := transparent(s.rules).Mark.Value, s.named().uids
+	if mark == 0 || len(uids) == 0 || s.indoors {
+		return nil
+	}
+	for _, f := range s.families() {
+		p := s.outbound(iptables.TCP, s.near[f], s.port)
+		p.From, p.UID, p.Mark = netip.AddrPortFrom(s.far[f], 0), &uids[0], mark
+		if s.rules.Families&f != 0 {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
 // outbound is a packet of an application.
 func (s *sampler) outbound(protocol iptables.Protocol, to netip.Addr, port uint16) iptables.Packet {
 	f := family(to)
@@ -270,6 +287,8 @@ func family(a netip.Addr) iptables.Families {
 func (s *sample) subject() string {
 	kind := fmt.Sprintf("%s %s", family(s.To.Addr()), upper(s.Protocol))
 	switch {
+	case s.Mark != 0:
+		return fmt.Sprintf("%s that the proxy passes on to the pod with the client's address", kind)
 	case s.Direction == iptables.Inbound && s.by != "" && !s.own:
 		return fmt.Sprintf("%s to %s that comes in by %s", kind, s.To, s.by)
 	case s.Direction == iptables.Inbound:

@@ -107,15 +107,20 @@ func (r *Report) prove(ctx context.Context, cfg Config) error {
 }
 
 func (cfg *Config) lab() packets.Config {
-	c := packets.Config{NetNS: cfg.NetNS, Timeout: cfg.Timeout, Log: cfg.Log}
-	for _, chain := range cfg.Want.Chains {
+	v := transparent(cfg.Want)
+	return packets.Config{NetNS: cfg.NetNS, Timeout: cfg.Timeout, Log: cfg.Log, TransparentMark: v.Mark, TransparentPort: v.Port}
+}
+
+// transparent is what the rules do with what goes to a transparent proxy; a zero value if they do not.
+func transparent(rules *iptables.RuleSet) (v iptables.Verdict) {
+	for _, chain := range rules.Chains {
 		for _, r := range chain.Rules {
 			if r.Verdict.Action == iptables.TransparentProxy {
-				c.TransparentMark, c.TransparentPort = r.Verdict.Mark, r.Verdict.Port
+				v = r.Verdict
 			}
 		}
 	}
-	return c
+	return v
 }
 
 func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
@@ -213,7 +218,7 @@ func (s *sample) packet() packets.Packet {
 	if p.Inbound {
 		return p
 	}
-	p.UID, p.GID = *s.UID, *s.GID
+	p.UID, p.GID, p.Mark = *s.UID, *s.GID, s.Mark
 	if s.From.Addr() != s.To.Addr() {
 		p.Source = s.From.Addr()
 	}

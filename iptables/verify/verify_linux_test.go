@@ -103,8 +103,8 @@ func TestRulesInForceAreProven(t *testing.T) {
 // beyondPackets are rules whose effect is not on where a connection's first packet arrives, or that another one makes
 // needless. All that tells of them is what is read back.
 var beyondPackets = map[string]bool{
-	"tproxy/save-mark": true, "tproxy/mark-established": true, "tproxy/established": true,
-	"inbound/all-established": true, "mark/from-proxy": true, "mark/answer": true, "tproxy/answer": true,
+	"tproxy/mark-established": true, "tproxy/established": true,
+	"inbound/all-established": true, "mark/from-proxy": true, "tproxy/answer": true,
 }
 
 // beyondZones tells whether no packet shows the loss of a rule about zones, as of what the agent itself answers: nobody
