@@ -19,25 +19,23 @@ type oomCounter func() (count uint64, file string, ok bool)
 type oomWatch struct {
 	counter oomCounter
 	quit    chan struct{}
-	ended   sync.WaitGroup
-	mu      sync.Mutex
+	ended   sync.WaitGroup // of who watches
 	// The count one look ago and at the last look. The older one counts as "before": the last look may have come between
 	// the kill and the end.
-	before, last uint64
+	before, last uint64 // for who watches, and then for who asks
 }
 
 func watchOOM(c oomCounter, every time.Duration) *oomWatch {
 	w := &oomWatch{counter: c, quit: make(chan struct{})}
-	before, _, ok := c()
-	if !ok {
-		return w
-	}
-	w.before, w.last = before, before
 	w.ended.Go(func() { w.follow(every) })
 	return w
 }
 
 func (w *oomWatch) follow(every time.Duration) {
+	if !w.look() {
+		return
+	}
+	w.before = w.last
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -45,22 +43,31 @@ func (w *oomWatch) follow(every time.Duration) {
 		case <-w.quit:
 			return
 		case <-tick.C:
-			w.refresh()
+			w.look()
 		}
 	}
 }
 
-func (w *oomWatch) refresh() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if n, _, ok := w.counter(); ok {
+func (w *oomWatch) look() bool {
+	n, _, ok := w.counter()
+	if ok {
 		w.before, w.last = w.last, n
 	}
+	return ok
 }
 
-// stop ends the watch and gives the evidence of a kill for lack of memory, or nothing.
-func (w *oomWatch) stop() string {
-	close(w.quit)
+// stop ends the watch.
+func (w *oomWatch) stop() { close(w.quit) }
+
+// evidence is that of a kill for lack of memory, once the watch has ended; nothing where there is none, or the kernel does not
+// tell in time.
+func (w *oomWatch) evidence() string {
+	told := make(chan string, 1)
+	go func() { told <- w.compare() }()
+	return soon(reapGrace, told)
+}
+
+func (w *oomWatch) compare() string {
 	w.ended.Wait()
 	now, file, ok := w.counter()
 	if !ok || now <= w.before {

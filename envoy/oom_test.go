@@ -89,7 +89,8 @@ func TestSIGKILLWithoutARisenCountIsNotOOM(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := watchOOM(counts(c.before, c.after), time.Hour)
-			if got := w.stop(); (got != "") != c.oom {
+			w.stop()
+			if got := w.evidence(); (got != "") != c.oom {
 				t.Errorf("evidence %q, want some: %v", got, c.oom)
 			}
 		})
@@ -97,13 +98,25 @@ func TestSIGKILLWithoutARisenCountIsNotOOM(t *testing.T) {
 }
 
 func TestEarlierDeathOfANeighbourIsNotTakenForEnvoys(t *testing.T) {
-	w := watchOOM(counts(0, 1), time.Hour)
-	w.refresh()
+	w := &oomWatch{counter: counts(0, 1)}
+	for range 2 {
+		w.look()
+	}
 	if w.before != 0 {
 		t.Error("a look between the kill and the end would lose the evidence")
 	}
-	w.refresh()
-	if got := w.stop(); got != "" {
+	w.look()
+	if got := w.evidence(); got != "" {
 		t.Errorf("evidence %q of a death two looks ago", got)
+	}
+}
+
+func TestAKernelThatDoesNotTellTheCountHoldsNothingUp(t *testing.T) {
+	never := make(chan struct{})
+	defer close(never)
+	w := watchOOM(func() (uint64, string, bool) { <-never; return 0, "", false }, time.Hour)
+	w.stop()
+	if got := w.evidence(); got != "" {
+		t.Errorf("evidence %q", got)
 	}
 }

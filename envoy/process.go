@@ -19,6 +19,10 @@ import (
 // its output.
 const killGrace = 3 * outputGrace
 
+// reapGrace is how long the news of an end that is known waits for the process to be taken out of the kernel's table, and for
+// evidence of a lack of memory.
+const reapGrace = time.Second
+
 // Config says how to start an Envoy.
 type Config struct {
 	// Path is the binary, Args its arguments (Options.Args makes them), Dir its working directory.
@@ -138,10 +142,14 @@ func (p *Process) Stop(ctx context.Context) Exit {
 	select {
 	case <-p.done:
 	case <-timer.C:
-		p.conclude(Exit{
+		exit := Exit{
 			Reason: Stopped, Code: -1, Signal: syscall.SIGKILL, Forced: true, Remains: remains(p.pid),
 			Ran: time.Since(p.started), Tail: p.output.last(),
-		})
+		}
+		if exit.Remains == "" { // it is gone, and only the news of it are not here
+			exit.Code, exit.Signal, exit.Forced = 0, 0, false
+		}
+		p.conclude(exit)
 	}
 	return p.Exit()
 }
@@ -216,26 +224,51 @@ func (p *Process) own(started chan error, user *owner.Owner) {
 // awaitEnd looks at the end before it reaps: as long as the zombie keeps the process id, a signal to the group cannot
 // reach strangers.
 func (p *Process) awaitEnd() {
-	if awaitZombie(p.pid) {
+	status, known := awaitZombie(p.pid)
+	if known {
 		p.mu.Lock()
 		p.ended = true
 		_ = killGroup(p.pid) // whoever Envoy left behind
 		p.mu.Unlock()
 	}
-	err := p.cmd.Wait()
-	p.mu.Lock()
-	p.ended = true
-	p.mu.Unlock()
-	exit := p.verdict(p.cmd.ProcessState, p.oom.stop())
-	exit.Tail = p.output.finish()
-	var exitErr *exec.ExitError
-	if err != nil && !errors.As(err, &exitErr) {
-		p.log.Warn("waiting for Envoy failed", "pid", p.pid, "error", err)
+	reaped := make(chan error, 1)
+	go func() { reaped <- p.cmd.Wait() }()
+	if known {
+		soon(reapGrace, reaped)
+	} else {
+		status = p.reaped(<-reaped)
 	}
+	p.oom.stop()
+	exit := p.verdict(status)
+	exit.Tail = p.output.finish()
 	if !p.conclude(exit) {
 		p.log.Info("Envoy has ended after all", "pid", p.pid)
 	}
 	close(p.gone)
+}
+
+// reaped is the status of a process whose end was not seen before it was reaped.
+func (p *Process) reaped(err error) syscall.WaitStatus {
+	p.mu.Lock()
+	p.ended = true
+	p.mu.Unlock()
+	if state := p.cmd.ProcessState; state != nil {
+		return state.Sys().(syscall.WaitStatus)
+	}
+	p.log.Warn("waiting for Envoy failed", "pid", p.pid, "error", err)
+	return statusUnknown
+}
+
+// soon gives what comes by a channel, or nothing when it takes too long. On a crowded machine the end of a process that the
+// kernel did not know any more was seen to go untold for over ten seconds.
+func soon[T any](limit time.Duration, from <-chan T) (value T) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case value = <-from:
+	case <-timer.C:
+	}
+	return value
 }
 
 // conclude tells how Envoy ended, unless that was told before.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -37,14 +38,42 @@ func holdThread() (release func()) {
 	return runtime.UnlockOSThread
 }
 
-// awaitZombie waits until the process has ended, without reaping it. It is false where the kernel does not offer that.
-func awaitZombie(pid int) bool {
+// childInfo is what waitid(2) says of a child: siginfo_t of the kernel's asm-generic/siginfo.h.
+type childInfo struct {
+	signo, errno, code int32
+	_                  [unsafe.Sizeof(uintptr(0)) - 4]byte
+	pid                int32
+	uid                uint32
+	status             int32 // the exit code, or the signal
+	_                  [128]byte
+}
+
+// awaitZombie waits until the process has ended, without reaping it, and says how. It is not ok where the kernel does not offer
+// that.
+func awaitZombie(pid int) (status syscall.WaitStatus, ok bool) {
+	var info childInfo
 	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		err := unix.Waitid(unix.P_PID, pid, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOWAIT, nil)
+		if err == nil {
+			return info.waitStatus(), true
+		}
 		if !errors.Is(err, unix.EINTR) {
-			return err == nil
+			return 0, false
 		}
 	}
+}
+
+// waitStatus is the same as wait4(2) tells it.
+func (i *childInfo) waitStatus() syscall.WaitStatus {
+	const exited, coreDumped = 1, 3 // CLD_EXITED, CLD_DUMPED
+	const coreFlag = 0x80
+	switch i.code {
+	case exited:
+		return syscall.WaitStatus(i.status << 8)
+	case coreDumped:
+		return syscall.WaitStatus(i.status | coreFlag)
+	}
+	return syscall.WaitStatus(i.status)
 }
 
 func signalGroup(pgid int, s syscall.Signal) error {
@@ -96,7 +125,7 @@ func statOf(dir string) []string {
 }
 
 // remains says what the kernel knows of a process that does not end: the state of each of its threads, and the function in
-// which it waits. It reads nothing that needs the process's memory, which may be locked.
+// which it waits; nothing when the kernel knows it no more. It reads nothing that needs the process's memory, which may be locked.
 func remains(pid int) string {
 	const most = 20
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
@@ -108,9 +137,6 @@ func remains(pid int) string {
 		}
 		where, _ := os.ReadFile(filepath.Join(thread, "wchan"))
 		told = append(told, fmt.Sprintf("thread %s is in state %s at %s", filepath.Base(thread), fields[0], cmp.Or(string(where), "?")))
-	}
-	if len(told) == 0 {
-		return "the kernel does not know it any more"
 	}
 	return strings.Join(told, ", ")
 }

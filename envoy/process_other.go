@@ -23,7 +23,7 @@ func runAs(*exec.Cmd, *owner.Owner) {}
 
 func holdThread() (release func()) { return func() {} }
 
-func awaitZombie(int) bool { return false }
+func awaitZombie(int) (syscall.WaitStatus, bool) { return 0, false }
 
 func remains(int) string { return errNotLinux().Error() }
 

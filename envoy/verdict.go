@@ -1,7 +1,6 @@
 package envoy
 
 import (
-	"os"
 	"syscall"
 	"time"
 )
@@ -9,12 +8,14 @@ import (
 // codeTerminated is what shells and programs that catch SIGTERM exit with.
 const codeTerminated = 128 + int(syscall.SIGTERM)
 
+// statusUnknown is that of a process that nobody here could wait for; no process has it.
+const statusUnknown = syscall.WaitStatus(0xffff)
+
 // verdict says why the process ended, from its wait status, from what was sent to it, and from the kernel's count of
 // processes killed for lack of memory.
-func (p *Process) verdict(state *os.ProcessState, oomEvidence string) Exit {
+func (p *Process) verdict(status syscall.WaitStatus) Exit {
 	e := Exit{Reason: Exited, Code: -1, Ran: time.Since(p.started)}
-	status, ok := state.Sys().(syscall.WaitStatus)
-	if !ok {
+	if status == statusUnknown {
 		return e
 	}
 	p.mu.Lock()
@@ -27,8 +28,10 @@ func (p *Process) verdict(state *os.ProcessState, oomEvidence string) Exit {
 		switch {
 		case e.Forced, termed && e.Signal == syscall.SIGTERM:
 			e.Reason = Stopped
-		case e.Signal == syscall.SIGKILL && oomEvidence != "":
-			e.Reason, e.Evidence = OOMKilled, oomEvidence
+		case e.Signal == syscall.SIGKILL:
+			if e.Evidence = p.oom.evidence(); e.Evidence != "" {
+				e.Reason = OOMKilled
+			}
 		}
 		return e
 	}
