@@ -222,7 +222,7 @@ func floorRound(ns netns.NsHandle, rules *iptables.RuleSet, took measure) error 
 	}
 	var s *kernel.Socket
 	err = namespace.Do(int(ns), func() (err error) {
-		s, err = kernel.Dial(unix.NETLINK_NETFILTER, time.Now().Add(time.Minute))
+		s, err = kernel.Dial(unix.NETLINK_NETFILTER, time.Time{})
 		return err
 	})
 	if err != nil {

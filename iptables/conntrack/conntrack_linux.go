@@ -37,10 +37,8 @@ const (
 	portDNS = 53
 )
 
-const (
-	patience     = 10 * time.Second
-	deleteAtOnce = 256 // messages in a datagram
-)
+// deleteAtOnce is how many messages go in a datagram.
+const deleteAtOnce = 256
 
 // Forget has the namespace of a descriptor (0 or less: the calling thread's) forget what is stale. A kernel that does not
 // let itself be asked about connections (without the module nf_conntrack_netlink) forgets nothing, and that is no error.
@@ -50,7 +48,7 @@ func Forget(netns int, stale Stale) error {
 	}
 	var s *kernel.Socket
 	err := namespace.Do(netns, func() (err error) {
-		s, err = kernel.Dial(unix.NETLINK_NETFILTER, time.Now().Add(patience))
+		s, err = kernel.Dial(unix.NETLINK_NETFILTER, time.Time{})
 		return err
 	})
 	if err != nil {

@@ -12,12 +12,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-func dial(t testing.TB, until time.Duration) *Socket {
+func dial(t testing.TB, limit time.Time) *Socket {
 	t.Helper()
 	ns := testns.New(t)
 	var s *Socket
 	err := ns.Within(func() (err error) {
-		s, err = Dial(unix.NETLINK_ROUTE, time.Now().Add(until))
+		s, err = Dial(unix.NETLINK_ROUTE, limit)
 		return err
 	})
 	if err != nil {
@@ -28,7 +28,7 @@ func dial(t testing.TB, until time.Duration) *Socket {
 }
 
 func TestAQuestionHasItsAnswerAndNoOther(t *testing.T) {
-	s := dial(t, time.Minute)
+	s := dial(t, time.Time{})
 	// What nobody waited for: an error, and the whole of a list.
 	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.Next(), make([]byte, unix.SizeofIfInfomsg))); err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestAQuestionHasItsAnswerAndNoOther(t *testing.T) {
 }
 
 func TestTheKernelsErrorsAreTold(t *testing.T) {
-	s := dial(t, time.Minute)
+	s := dial(t, time.Time{})
 	none := make([]byte, unix.SizeofIfInfomsg)
 	binary.NativeEndian.PutUint32(none[4:], 77)
 	if _, err := s.Ask(unix.RTM_GETLINK, 0, none); !errors.Is(err, unix.ENODEV) {
@@ -65,9 +65,24 @@ func TestTheKernelsErrorsAreTold(t *testing.T) {
 }
 
 func TestAnAnswerThatDoesNotComeIsNotWaitedForEver(t *testing.T) {
-	s := dial(t, time.Millisecond)
+	s := dial(t, time.Now().Add(time.Millisecond))
 	if _, err := s.Receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A turn asks between programs that may take long, each within a limit of its own.
+func TestEachAnswerHasItsTime(t *testing.T) {
+	s := dial(t, time.Time{})
+	s.until = time.Now().Add(-time.Minute) // so long ago was asked before
+	lo := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(lo[4:], 1)
+	if _, err := s.Get(unix.RTM_GETLINK, lo); err != nil {
+		t.Error(err)
+	}
+	s.limit = time.Now().Add(-time.Second)
+	if _, err := s.Get(unix.RTM_GETLINK, lo); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("beyond the limit of all: %v", err)
 	}
 }
 

@@ -14,28 +14,43 @@ import (
 type Socket struct {
 	fd       int
 	sequence uint32
-	until    time.Time
+	limit    time.Time // of all that is asked; none if it is zero
+	until    time.Time // the limit of what was asked last
 }
+
+// patience is how long the kernel may take over one question: what else its asker does between two has limits of its own,
+// as programs have that wait for a lock.
+const patience = 10 * time.Second
 
 // largest is what a datagram of the kernel's has at most; a dump's are of 32 KiB (net/netlink/af_netlink.c).
 const largest = 64 << 10
 
 var buffers = sync.Pool{New: func() any { return new([largest]byte) }}
 
-// Dial opens a socket to a protocol (unix.NETLINK_ROUTE) in the network namespace of the calling thread. Nothing is
-// waited for beyond the given time.
-func Dial(protocol int, until time.Time) (*Socket, error) {
+// Dial opens a socket to a protocol (unix.NETLINK_ROUTE) in the network namespace of the calling thread. An answer is
+// waited for 10 seconds, and nothing beyond the limit, unless that is zero.
+func Dial(protocol int, limit time.Time) (*Socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, err
 	}
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // errors without what was sent
-	left := unix.NsecToTimeval(max(time.Until(until), time.Millisecond).Nanoseconds())
+	s := &Socket{fd: fd, limit: limit}
+	s.extend()
+	left := unix.NsecToTimeval(max(time.Until(s.until), time.Millisecond).Nanoseconds())
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left); err != nil { // sending to the kernel never waits
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	return &Socket{fd: fd, until: until}, nil
+	return s, nil
+}
+
+// extend gives the next answer its time.
+func (s *Socket) extend() {
+	s.until = time.Now().Add(patience)
+	if !s.limit.IsZero() && s.limit.Before(s.until) {
+		s.until = s.limit
+	}
 }
 
 // Close ends the socket.
@@ -70,6 +85,7 @@ func (s *Socket) Room(toSend, toReceive int) {
 
 // Send sends messages as one datagram. What is sent to nobody in particular is sent to the kernel.
 func (s *Socket) Send(messages []byte) error {
+	s.extend()
 	for {
 		_, err := unix.Write(s.fd, messages)
 		if !errors.Is(err, unix.EINTR) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,19 +24,12 @@ type socket struct {
 	leave   bool // closing it is not waited for
 }
 
-// answers is how long the kernel may take to answer, where the context has no deadline.
-const answers = 10 * time.Second
-
 // Take waits for the lock of the namespace of a descriptor; 0 or less is that of the calling thread. After Patience it
 // goes on without. The lock is gone when the turn ends, or with the process. What else is to be opened in the namespace is
 // opened by the functions, when the lock is there: without having to wait, on one visit to the namespace.
 func Take(ctx context.Context, fd int, open ...func()) (*Turn, error) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		deadline = time.Now().Add(Patience + answers)
-	}
 	t := &Turn{lock: -1, sockets: map[int]socket{}}
-	err := t.take(ctx, fd, deadline, open)
+	err := t.take(ctx, fd, open)
 	if err != nil {
 		t.End()
 		return nil, fmt.Errorf("lock the network namespace: %w", err)
@@ -45,7 +37,8 @@ func Take(ctx context.Context, fd int, open ...func()) (*Turn, error) {
 	return t, nil
 }
 
-func (t *Turn) take(ctx context.Context, fd int, deadline time.Time, open []func()) error {
+func (t *Turn) take(ctx context.Context, fd int, open []func()) error {
+	deadline, _ := ctx.Deadline()
 	openAll := func() error {
 		for _, f := range open {
 			f()

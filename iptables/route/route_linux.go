@@ -47,7 +47,7 @@ func (r *Routes) open() (*session, error) {
 		s.Socket, err = r.turn.Socket(unix.NETLINK_ROUTE)
 	} else {
 		err = namespace.Do(r.cfg.NetNS, func() (err error) {
-			s.Socket, err = kernel.Dial(unix.NETLINK_ROUTE, time.Now().Add(patience))
+			s.Socket, err = kernel.Dial(unix.NETLINK_ROUTE, time.Time{})
 			return err
 		})
 	}
@@ -56,9 +56,6 @@ func (r *Routes) open() (*session, error) {
 	}
 	return s, nil
 }
-
-// patience is how long the kernel may take to answer.
-const patience = 10 * time.Second
 
 func (s *session) close() {
 	s.closed = true
