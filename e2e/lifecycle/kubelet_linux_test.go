@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -19,6 +20,7 @@ type kubelet struct {
 	t     testing.TB
 	pod   *pod
 	grace time.Duration
+	told  time.Time // when the sidecar knew that it is to end
 
 	mu      sync.Mutex
 	answers []answer
@@ -80,6 +82,7 @@ func (k *kubelet) deletePod(app container, native bool) (killed bool) {
 	go func() { app.terminate(); close(appEnded) }()
 	if native {
 		k.hook("request", "--debug-port=15020", "POST", "drain")
+		k.told = time.Now()
 		select {
 		case <-appEnded:
 		case <-deadline:
@@ -87,6 +90,15 @@ func (k *kubelet) deletePod(app container, native bool) (killed bool) {
 		}
 	}
 	k.pod.signal(k.t, syscall.SIGTERM)
+	if !native {
+		testenv.Eventually(k.t, "the sidecar ends", func() error {
+			if !strings.Contains(k.pod.output.String(), "msg=ending ") {
+				return errors.New("it has not said so")
+			}
+			return nil
+		})
+		k.told = time.Now()
+	}
 	select {
 	case <-k.pod.ended:
 	case <-deadline:
@@ -175,7 +187,7 @@ func TestANativeSidecarServesUntilItsApplicationHasEnded(t *testing.T) {
 		if killed || p.code != 0 {
 			t.Errorf("killed by the kubelet: %v, exit code %d", killed, p.code)
 		}
-		k.expectNotReadySince(deleted.Add(spread))
+		k.expectNotReady()
 		k.expectApplicationWell(deleted)
 	})
 }
@@ -203,7 +215,7 @@ func TestAClassicSidecarFinishesWhatIsUnderWay(t *testing.T) {
 		if killed || p.code != 0 {
 			t.Errorf("killed by the kubelet: %v, exit code %d", killed, p.code)
 		}
-		k.expectNotReadySince(deleted.Add(spread))
+		k.expectNotReady()
 		k.expectApplicationWell(deleted)
 	})
 }
@@ -247,24 +259,24 @@ func (k *kubelet) expectApplicationWell(until time.Time) {
 	}
 }
 
-// expectNotReadySince checks that from the deletion on readiness was refused with a reason, and that the status port
-// answered all the time until the pod had ended.
-func (k *kubelet) expectNotReadySince(from time.Time) {
+// expectNotReady checks that readiness was refused with a reason from when the sidecar knew of its end, and that the status
+// port answered all the time until the pod had ended.
+func (k *kubelet) expectNotReady() {
 	k.t.Helper()
 	refused := 0
-	for _, a := range k.since("/healthz/ready", from) {
+	for _, a := range k.since("/healthz/ready", k.told) {
 		switch {
 		case a.code == http.StatusOK:
-			k.t.Errorf("ready %v after the deletion", a.at.Sub(from))
+			k.t.Errorf("ready %v after it knew of its end", a.at.Sub(k.told))
 		case a.code == http.StatusServiceUnavailable && strings.Contains(a.body, "drain"):
 			refused++
 		}
 	}
 	if refused == 0 {
-		k.t.Errorf("no readiness probe was refused because of draining: %v", k.since("/healthz/ready", from))
+		k.t.Errorf("no readiness probe was refused because of draining: %v", k.since("/healthz/ready", k.told))
 	}
 	scraped := 0
-	for _, a := range k.since("/stats/prometheus", from) {
+	for _, a := range k.since("/stats/prometheus", k.told) {
 		if a.code == http.StatusOK {
 			scraped++
 		}
