@@ -165,19 +165,29 @@ func (e *edited) run(each func(n int)) {
 		case <-pace.C:
 		}
 	}
+	testenv.Eventually(e.t, "there is a request for each edit", func() error {
+		e.check()
+		if made := e.answers.Load(); made < int64(*edits) {
+			return fmt.Errorf("only %d were made", made)
+		}
+		return nil
+	})
 }
 
-// done proves that nothing failed afterwards either.
-func (e *edited) done() {
+// check ends the test when a request failed.
+func (e *edited) check() {
 	e.t.Helper()
 	select {
 	case failure := <-e.failed:
 		e.t.Fatal(failure)
 	default:
 	}
-	if e.answers.Load() < int64(*edits) {
-		e.t.Fatalf("only %d requests were made", e.answers.Load())
-	}
+}
+
+// done proves that nothing failed afterwards either.
+func (e *edited) done() {
+	e.t.Helper()
+	e.check()
 	e.t.Logf("%d edits, %d requests, none failed", *edits, e.answers.Load())
 }
 

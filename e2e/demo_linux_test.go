@@ -203,12 +203,12 @@ func runtimeDir(t *testing.T) string {
 
 func waitFor(t *testing.T, what string, output *testenv.Buffer, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			if output != nil {
 				t.Log(output.String())
 			}
-			t.Fatalf("no %s within a minute", what)
+			t.Fatalf("no %s within two minutes", what)
 		}
 	}
 }

@@ -27,7 +27,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const deadline = 10 * time.Second
+// deadline is how long is waited for what has to come: only a broken promise takes it.
+const deadline = time.Minute
 
 // world is a State: by type and name, what a resource says. A cluster whose content begins with "eds" has an assignment, and
 // a route configuration whose content begins with "apart" has its virtual hosts apart.

@@ -194,16 +194,25 @@ func (f *traffic) end() {
 	f.running.Wait()
 }
 
-// done ends the traffic, and proves that none of it failed.
+// enough is how many requests of each kind prove something.
+const enough = 20
+
+// done ends the traffic when there was enough of it, and proves that none of it failed.
 func (f *traffic) done() {
 	f.w.t.Helper()
+	testenv.Eventually(f.w.t, "there is enough traffic", func() error {
+		f.check()
+		for _, c := range f.callers {
+			if c.made.Load() < enough {
+				return fmt.Errorf("%s: only %d requests were made", c.name, c.made.Load())
+			}
+		}
+		return nil
+	})
 	f.end()
 	f.check()
 	var made []string
 	for _, c := range f.callers {
-		if c.made.Load() < 20 {
-			f.w.t.Errorf("%s: only %d requests were made", c.name, c.made.Load())
-		}
 		made = append(made, fmt.Sprintf("%s %d", c.name, c.made.Load()))
 	}
 	f.w.t.Logf("requests, of which none failed: %s", strings.Join(made, ", "))

@@ -8,7 +8,7 @@ import (
 )
 
 // patience is how long Eventually waits: long enough for the slowest machine, since only a broken promise takes it.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // Eventually waits until check returns nil, and fails the test with what check said last when it does not.
 func Eventually(t testing.TB, what string, check func() error) {
