@@ -16,6 +16,9 @@ import (
 // for each connection, which is most of what such a probe would take of time and memory.
 type once struct{}
 
+// oneBuffer holds a request, and the header of an answer, as they mostly are. Longer ones pass through it.
+const oneBuffer = 1 << 10
+
 var errLongHeader = errors.New("the answer's header is longer than 64 KiB")
 
 func (once) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -38,11 +41,12 @@ func (once) RoundTrip(r *http.Request) (*http.Response, error) {
 func exchange(conn net.Conn, r *http.Request) (*http.Response, error) {
 	last := *r
 	last.Close = true
-	if err := last.Write(conn); err != nil {
+	writer := bufio.NewWriterSize(conn, oneBuffer)
+	if err := cmp.Or(last.Write(writer), writer.Flush()); err != nil {
 		return nil, err
 	}
 	limited := &io.LimitedReader{R: conn, N: longestHeader}
-	reader := bufio.NewReaderSize(limited, 4<<10)
+	reader := bufio.NewReaderSize(limited, oneBuffer)
 	for {
 		resp, err := http.ReadResponse(reader, r)
 		switch {
