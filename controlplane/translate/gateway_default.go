@@ -21,9 +21,12 @@ func (s server) defaultCluster() string {
 }
 
 func (s server) defaultRoute() *routev3.Route {
-	return &routev3.Route{Name: "default", Match: everyPath(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: s.defaultCluster()}, Timeout: duration(0),
-	}}}
+	return &routev3.Route{
+		Name: "default", Match: everyPath(), RequestHeadersToRemove: []string{peerHeader},
+		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: s.defaultCluster()}, Timeout: duration(0),
+		}},
+	}
 }
 
 // defaultChains are for connections rather than requests.

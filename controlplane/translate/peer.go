@@ -119,22 +119,36 @@ func introduction() []*corev3.HeaderValueOption {
 	}}
 }
 
-// introduce adds the introduction to a route as far as it leads to services of the mesh, and only there.
+// introduce adds the introduction to a route as far as it leads to services of the mesh, and only there. What a gateway
+// leads elsewhere loses that of the workload that called the gateway.
 func (r routing) introduce(route *routev3.Route) *routev3.Route {
 	action := route.GetRoute()
 	// Copies are made of what is sent, introduction and all.
-	if slices.ContainsFunc(action.GetRequestMirrorPolicies(), func(m *routev3.RouteAction_RequestMirrorPolicy) bool { return !r.inMesh(m.GetCluster()) }) {
-		return route
-	}
-	if r.inMesh(action.GetCluster()) {
+	copied := slices.ContainsFunc(action.GetRequestMirrorPolicies(), func(m *routev3.RouteAction_RequestMirrorPolicy) bool { return !r.inMesh(m.GetCluster()) })
+	switch weighted := action.GetWeightedClusters().GetClusters(); {
+	case action == nil:
+	case copied || len(weighted) == 0 && !r.inMesh(action.GetCluster()):
+		route.RequestHeadersToRemove = append(route.RequestHeadersToRemove, r.foreign()...)
+	case len(weighted) == 0:
 		route.RequestHeadersToAdd = append(route.RequestHeadersToAdd, introduction()...)
-	}
-	for _, c := range action.GetWeightedClusters().GetClusters() {
-		if r.inMesh(c.GetName()) {
-			c.RequestHeadersToAdd = append(c.RequestHeadersToAdd, introduction()...)
+	default:
+		for _, c := range weighted {
+			if r.inMesh(c.GetName()) {
+				c.RequestHeadersToAdd = append(c.RequestHeadersToAdd, introduction()...)
+			} else {
+				c.RequestHeadersToRemove = append(c.RequestHeadersToRemove, r.foreign()...)
+			}
 		}
 	}
 	return route
+}
+
+// foreign are the headers that requests come with and do not leave the mesh with. Applications have none to send.
+func (r routing) foreign() []string {
+	if r.gateway == snapshot.MeshGateway {
+		return nil
+	}
+	return []string{peerHeader}
 }
 
 // unintroduced takes the introduction back where not every endpoint has a sidecar that would keep it from its application.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strings"
@@ -215,7 +216,19 @@ func (w *world) lie(target, id, peer string) {
 // TestIntroductionsReachSidecarsOnly: no application and nobody outside of the mesh sees what callers say of themselves.
 func TestIntroductionsReachSidecarsOnly(t *testing.T) {
 	bothEnvoys(t, 197001, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair, `
+		seen := make(chan string, 100)
+		tell := func(name string) http.HandlerFunc {
+			return func(rw http.ResponseWriter, r *http.Request) {
+				seen <- name + r.URL.Path
+				fmt.Fprintf(rw, "%s peer=%q", name, r.Header.Get("X-Pilotfish-Peer"))
+				if p := r.Header.Get("X-Pilotfish-Peer"); p != "" {
+					t.Errorf("%s%s sees %q", name, r.URL.Path, p)
+				}
+			}
+		}
+		beside := httptest.NewServer(tell("beside"))
+		t.Cleanup(beside.Close)
+		w := newWorld(t, version, network, pair, strings.ReplaceAll(`
 apiVersion: v1
 kind: Service
 metadata: {name: bare, namespace: back}
@@ -241,26 +254,50 @@ spec:
     route: [{destination: {host: server, port: {number: 80}}}]
     mirrors: [{destination: {host: out.example.com, port: {number: 80}}}, {destination: {host: bare, port: {number: 80}}}]
   - route: [{destination: {host: server, port: {number: 80}}}]
-`)
-		seen := make(chan string, 100)
-		tell := func(name string) http.HandlerFunc {
-			return func(rw http.ResponseWriter, r *http.Request) {
-				seen <- name + r.URL.Path
-				fmt.Fprintf(rw, "%s peer=%q", name, r.Header.Get("X-Pilotfish-Peer"))
-				if p := r.Header.Get("X-Pilotfish-Peer"); p != "" {
-					t.Errorf("%s%s sees %q", name, r.URL.Path, p)
-				}
-			}
-		}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: exit, namespace: back}
+spec:
+  selector: {istio: exit}
+  servers:
+  - {port: {number: 8080, name: http, protocol: HTTP}, hosts: ["*.example.com"]}
+  - {port: {number: 8081, name: beside, protocol: HTTP}, hosts: ["*"], defaultEndpoint: "BESIDE"}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: exit, namespace: back}
+spec:
+  hosts: [out.example.com]
+  gateways: [exit]
+  http:
+  - match: [{uri: {prefix: /parted}}]
+    route: [{weight: 1, destination: {host: out.example.com, port: {number: 80}}}, {weight: 1, destination: {host: server, port: {number: 80}}}]
+  - match: [{uri: {prefix: /copied}}]
+    route: [{destination: {host: server, port: {number: 80}}}]
+    mirrors: [{destination: {host: out.example.com, port: {number: 80}}}]
+  - route: [{destination: {host: out.example.com, port: {number: 80}}}]
+`, "BESIDE", strings.TrimPrefix(beside.URL, "http://")))
 		w.app("NET.2.2:8080", "server", tell("server"))
 		w.app("NET.3.1:8080", "bare", tell("bare"))
 		w.app("NET.4.1:8080", "out", tell("out"))
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/server")
+		w.proxy("router exit.back NET.5.1 istio=exit", "back/exit")
 		for _, url := range []string{"http://bare.back/", "http://bare.back:81/", "http://out.example.com/", serverURL, "http://server.back/copied"} {
 			w.expect(200, `peer=""`, func() answer { return w.through(clientPort, url) })
 		}
-		for copies := 0; copies < 2; {
+		for _, url := range []string{"http://NET.5.1:8080/", "http://NET.5.1:8080/copied", "http://NET.5.1:8081/"} {
+			w.expect(200, `peer=""`, func() answer { return w.through("", url, "Host=out.example.com", "X-Pilotfish-Peer=a;b;c;d;e;f") })
+		}
+		for parted := map[string]bool{}; len(parted) < 2; {
+			got := w.through("", "http://NET.5.1:8080/parted", "Host=out.example.com", "X-Pilotfish-Peer=a;b;c;d;e;f")
+			if got.code != 200 || !strings.Contains(got.body, `peer=""`) {
+				t.Fatalf("%+v", got)
+			}
+			parted[got.body] = true
+		}
+		for copies := 0; copies < 3; {
 			select {
 			case s := <-seen:
 				if s == "out/copied" || s == "bare/copied" {
