@@ -1,8 +1,11 @@
 package packets
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
+	"net/netip"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -92,4 +95,60 @@ func (s *session) back(port uint16, known bool) {
 	if a, ok := s.byPort[flow{protocolUDP, port}]; ok && a.asked.IsValid() {
 		a.end(Arrival{Where: Outside, At: a.asked, Stranger: !known})
 	}
+}
+
+// reply answers a datagram from where it arrived in the namespace, with its own token. The port there may be a process's, so that
+// no socket can have it but one that writes whole packets.
+func (s *session) reply(a *attempt, got Arrival) error {
+	s.mu.Lock()
+	a.here = &got
+	s.mu.Unlock()
+	packet := frame{protocol: protocolUDP, from: got.At, to: got.From, payload: a.token[:]}.encode(make([]byte, 6))[ethernetLength:]
+	domain := unix.AF_INET
+	if got.At.Addr().Is6() {
+		domain = unix.AF_INET6
+	}
+	by := a.packet.Answerer
+	return inside(int(s.ns.Fd()), func() error {
+		return as(by.UID, by.GID, func() error {
+			fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = unix.Close(fd) }()
+			return unix.Sendto(fd, packet, 0, sockaddr(netip.AddrPortFrom(got.From.Addr(), 0)))
+		})
+	})
+}
+
+// await reads what comes back to who sent a datagram.
+func (s *session) await(ctx context.Context, a *attempt) {
+	stop := context.AfterFunc(ctx, func() { _ = a.socket.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var back token
+	for {
+		n, err := a.socket.Read(back[:])
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		here := a.here
+		s.mu.Unlock()
+		if n == len(back) && back == a.token && here != nil {
+			a.end(*here)
+			return
+		}
+	}
+}
+
+// late ends what nothing more is known of in time.
+func (s *session) late(a *attempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	got := Arrival{Where: Nowhere}
+	if a.here != nil {
+		got = *a.here
+		got.Unanswered = true
+	}
+	a.end(got)
 }

@@ -26,6 +26,7 @@ type attempt struct {
 	socket   *os.File       // nil of inbound packets
 	sequence uint32         // of inbound TCP
 	asked    netip.AddrPort // who got it outside, if it is answered; guarded by the session's mutex
+	here     *Arrival       // where it arrived, if it is answered there; guarded too
 
 	began time.Time
 	once  sync.Once

@@ -46,9 +46,15 @@ type Packet struct {
 	Mark uint32
 	// Answered datagrams that leave the namespace are answered from where they went, and arrive when the answer is back.
 	Answered bool
+	// Answerer owns the socket that answers a datagram where it arrives in the namespace, as a process there would; nil: nobody
+	// answers. It arrives when the answer is back.
+	Answerer *Owner
 	// UID and GID own the socket.
 	UID, GID uint32
 }
+
+// Owner is whose a socket is.
+type Owner struct{ UID, GID uint32 }
 
 // Where says where a packet got to.
 type Where string
@@ -71,6 +77,8 @@ type Arrival struct {
 	Transparent bool
 	// Stranger says that what came back was no answer to connection tracking, and might be dropped by a firewall.
 	Stranger bool
+	// Unanswered says that the answer of the packet's Answerer did not come back.
+	Unanswered bool
 	// Took is the time from the first packet to the proof of arrival.
 	Took time.Duration
 	// Err says why the packet could not be sent, or what the network stack answered instead of delivering it.
@@ -118,6 +126,8 @@ func (a Arrival) String() string {
 		return "nowhere"
 	case a.Transparent:
 		return fmt.Sprintf("the transparent proxy, as %s", a.At)
+	case a.Where == Here && a.Unanswered:
+		return a.At.String() + ", and the answer does not come back"
 	case a.Where == Here:
 		return a.At.String()
 	case a.Stranger:

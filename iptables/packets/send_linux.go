@@ -35,13 +35,18 @@ func (s *session) run(ctx context.Context) {
 			s.wire.begin(a, netip.AddrPortFrom(far, a.port), s.hardware(a.packet))
 			continue
 		}
-		s.serving.Go(func() { a.send(ctx) })
+		s.serving.Go(func() {
+			a.send(ctx)
+			if a.packet.Answerer != nil {
+				s.await(ctx, a)
+			}
+		})
 	}
 	for _, a := range s.attempts {
 		select {
 		case <-a.done:
 		case <-ctx.Done():
-			a.end(Arrival{Where: Nowhere})
+			s.late(a)
 		}
 	}
 	s.stopReading(reading)
@@ -64,7 +69,11 @@ func (s *session) stopReading(reading <-chan struct{}) {
 
 // arrived is told by the catchers.
 func (s *session) arrived(t token, got Arrival) {
-	if a, ok := s.byToken[t]; ok {
+	a, ok := s.byToken[t]
+	switch {
+	case !ok:
+	case a.packet.Answerer != nil && a.number() == protocolUDP && s.reply(a, got) == nil: // and comes back
+	default:
 		a.end(got)
 	}
 }

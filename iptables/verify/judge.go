@@ -81,7 +81,9 @@ func judge(s sample, e iptables.Explanation, a packets.Arrival) Proof {
 			return p
 		}
 	}
-	if p.OK = same(s.Packet, want, got); p.OK && a.Stranger {
+	if p.OK = same(s.Packet, want, got); p.OK && a.Unanswered {
+		p.OK, p.Consequence = false, p.Subject+" goes where it should, and gets no answer: what the agent answers is not known for one (another zone of connection tracking)"
+	} else if p.OK && a.Stranger {
 		p.OK, p.Consequence = false, p.Subject+" goes where it should, and its answer is not known for one: a firewall may drop it (another zone of connection tracking)"
 	} else if !p.OK {
 		p.Consequence = p.Subject + " " + consequence(p.Rule, want, got)

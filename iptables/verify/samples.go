@@ -30,10 +30,11 @@ func (p *place) families() (all []iptables.Families) {
 type sample struct {
 	iptables.Packet
 	rule       string
-	sourcePort uint16 // 0: any
-	by         string // the interface of the namespace that it passes; "": the test's own, or lo
-	own        bool   // it is for the pod itself
-	answered   bool   // who gets it outside answers
+	sourcePort uint16         // 0: any
+	by         string         // the interface of the namespace that it passes; "": the test's own, or lo
+	own        bool           // it is for the pod itself
+	answered   bool           // who gets it outside answers
+	answerer   *packets.Owner // who gets it in the namespace, and answers
 }
 
 // sampler makes packets that show what rules do. What a sample is not about is chosen so that no rule names it.

@@ -214,7 +214,8 @@ func again(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample, p
 }
 
 func (s *sample) packet() packets.Packet {
-	p := packets.Packet{Inbound: s.Direction == iptables.Inbound, Protocol: s.Protocol, Destination: s.To, SourcePort: s.sourcePort, Interface: s.by, Answered: s.answered}
+	p := packets.Packet{Inbound: s.Direction == iptables.Inbound, Protocol: s.Protocol, Destination: s.To, SourcePort: s.sourcePort, Interface: s.by,
+		Answered: s.answered, Answerer: s.answerer}
 	if p.Inbound {
 		return p
 	}

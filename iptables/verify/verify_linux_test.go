@@ -107,11 +107,10 @@ var beyondPackets = map[string]bool{
 	"inbound/all-established": true, "mark/from-proxy": true, "tproxy/answer": true,
 }
 
-// beyondZones tells whether no packet shows the loss of a rule about zones, as of what the agent itself answers: nobody
-// answers in its place.
+// beyondZones tells whether no packet shows the loss of a rule about zones, as those of the proxy's group, in whose place nobody
+// asks and answers.
 func beyondZones(id string) bool {
-	return strings.HasPrefix(id, "zone/answer-of-proxy-") ||
-		strings.HasPrefix(id, "zone/question") && !strings.HasPrefix(id, "zone/question-of-proxy-uid-")
+	return strings.HasPrefix(id, "zone/answer-of-proxy-gid-") || strings.HasPrefix(id, "zone/question-of-proxy-gid-")
 }
 
 func TestEachRuleThatIsMissingIsFoundWithItsConsequence(t *testing.T) {

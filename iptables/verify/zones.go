@@ -6,12 +6,13 @@ import (
 	"net/netip"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
 )
 
 // The kernel decides about a connection once, and to it two questions from the same port to the same resolver are one: the
 // agent's, which goes there, and an application's, which goes to the agent. Zones keep them apart. To see it, one asks from
 // the port that the other one asked from just before. And what comes back from a resolver has to be in the zone of its question,
-// or it is no answer to a firewall.
+// or it is no answer to a firewall; what the agent answers too, or it is not the resolver's to who asked.
 
 // zoned sends DNS questions by the proxy and by an application from the same ports, each of them first once.
 func (s *sampler) zoned(ctx context.Context, lab lab) (proofs []Proof, err error) {
@@ -20,7 +21,9 @@ func (s *sampler) zoned(ctx context.Context, lab lab) (proofs []Proof, err error
 		ours, theirs := p, p
 		ours.UID = &s.proxy()[0]
 		first = append(first, from(ours, 2*len(first)), from(theirs, 2*len(first)+1))
-		second = append(second, from(theirs, 2*len(second)), from(ours, 2*len(second)+1))
+		answered := from(theirs, 2*len(second))
+		answered.answerer = &packets.Owner{UID: s.proxy()[0], GID: s.group}
+		second = append(second, answered, from(ours, 2*len(second)+1))
 	}
 	if len(first) == 0 {
 		return nil, nil
