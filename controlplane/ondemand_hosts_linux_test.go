@@ -182,6 +182,43 @@ func TestFirstRequestOfEachKindWaitsForItsHostAndIsAnswered(t *testing.T) {
 	}
 }
 
+// TestAnAliasIsHeldAsTheServiceThatItLeadsTo also where it was called before it was there, and when it leads elsewhere.
+func TestAnAliasIsHeldAsTheServiceThatItLeadsTo(t *testing.T) {
+	b := openScoped(t, "127.172.112")
+	const reviews, ratings = "reviews.default.svc.cluster.local:9080", "ratings.default.svc.cluster.local:9080"
+	write(t, filepath.Join(b.dir, "sidecar.yaml"), `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default}
+spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}}
+`)
+	b.restartEnvoy(true)
+	testenv.Eventually(t, "what is not there is refused", func() error {
+		if got, err := b.call("other"); err == nil || !strings.Contains(err.Error(), "status 502") {
+			return fmt.Errorf("it is answered by %q, %v", got, err)
+		}
+		return nil
+	})
+	leads := func(to string) {
+		write(t, filepath.Join(b.dir, "alias.yaml"), fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: other}
+spec: {type: ExternalName, externalName: %s.default.svc.cluster.local}
+`, to))
+	}
+	leads("reviews")
+	b.answers("other", "reviews-v1")
+	b.holdsHosts(reviews)
+	b.atOnce("other.default", "reviews-v1")
+	b.atOnce("reviews", "reviews-v1")
+	leads("ratings")
+	b.answers("other", "ratings-v1")
+	b.holdsHosts(ratings)
+	b.atOnce("reviews", "reviews-v1")
+	b.holdsHosts(ratings, reviews)
+}
+
 func TestHostsAreHeldWhenTheyWereUsed(t *testing.T) {
 	b := openScoped(t, "127.172.104")
 	b.restartEnvoy(true)

@@ -112,8 +112,8 @@ var codes = []CodeInfo{
 	{CertificateOut, "certificate out of its time", "A certificate of a Secret has ended, or is not good yet: who checks it refuses the connection.", "Put in a certificate that is good now."},
 	{AmbiguousWord, "ambiguous word", "A word without quotes (yes, no, on, off, y, n) that is true or false for kubectl and Istio, which read YAML 1.1, and text for others.", "Put it in quotes where text is meant; write true or false where that is."},
 
-	{UnknownHost, "unknown host", "A rule names a host that no Service or ServiceEntry has: what is routed there is answered with 503, and a rule for it has no effect.", "Correct the host, or add a Service or ServiceEntry."},
-	{UnknownPort, "unknown port", "A rule names a port that the service does not have, or a Sidecar one that none of those has which it is to lead to.", "Use one of the service's ports."},
+	{UnknownHost, "unknown host", "A rule, or an ExternalName, names a host that no Service or ServiceEntry has: what is routed there is answered with 503, and a rule for it has no effect.", "Correct the host, or add a Service or ServiceEntry."},
+	{UnknownPort, "unknown port", "A rule names a port that the service does not have, or a Sidecar one that none of those has which it is to lead to, or an alias one that its service lacks.", "Use one of the service's ports."},
 	{UnknownSubset, "unknown subset", "A route names a subset that no DestinationRule in force for the host defines: what is routed there is answered with 503.", "Define the subset, or correct its name."},
 	{UnknownGateway, "unknown gateway", "A VirtualService is bound to a Gateway that does not exist.", "Correct the name (namespace/name), or add the Gateway."},
 	{HiddenHost, "hidden host", "The host exists, and its exportTo hides it from the namespace of the document that names it.", "Extend the service's exportTo, or move the rule to a namespace that sees it."},

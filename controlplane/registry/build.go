@@ -112,7 +112,7 @@ func (b *builder) readSources() {
 	if len(b.sources) != len(b.prev.sources) {
 		b.differs = true
 	}
-	b.sources = b.opts.partAddresses(b.sources)
+	b.sources = nameAliases(b.opts.partAddresses(b.sources))
 	b.alike = slices.EqualFunc(b.sources, b.prev.sources, (*source).alike)
 }
 
@@ -189,7 +189,7 @@ func (b *builder) registry() *Registry {
 		return b.withOtherEndpoints()
 	}
 	r := &Registry{
-		byHost: make(map[string][]*Service, len(b.served)), opts: b.opts, aliases: map[string]string{},
+		byHost: make(map[string][]*Service, len(b.served)), opts: b.opts, aliases: map[string]string{}, targets: map[string]string{},
 		sources: b.sources, bySource: make(map[config.Key]*source, len(b.sources)),
 		workloads: b.workloads, served: b.served,
 	}
@@ -201,6 +201,7 @@ func (b *builder) registry() *Registry {
 		}
 	}
 	r.Problems = append(r.Problems, r.admit(b.sources)...)
+	r.Problems = append(r.Problems, r.aliasProblems()...)
 	return r
 }
 
@@ -238,6 +239,9 @@ func (r *Registry) admit(sources []*source) []config.Problem {
 	var problems []config.Problem
 	for _, s := range bySeniority(sources) {
 		for i, service := range s.services {
+			if service.AliasOf != "" {
+				continue
+			}
 			rival := rivalOf(service, r.byHost[service.Hostname])
 			if rival != nil {
 				problems = append(problems, rivalry(s, i, rival, r.bySource[rival.Source]))
@@ -247,8 +251,13 @@ func (r *Registry) admit(sources []*source) []config.Problem {
 			}
 			r.byHost[service.Hostname] = append(r.byHost[service.Hostname], service)
 			r.Services = append(r.Services, service)
-			for _, alias := range service.Aliases {
-				r.aliases[alias] = service.Hostname
+			for known := range service.WithAliases() {
+				for _, short := range known.Aliases {
+					r.aliases[short] = known.Hostname
+				}
+			}
+			for _, alias := range service.AliasServices {
+				r.targets[alias.Hostname] = service.Hostname
 			}
 		}
 	}

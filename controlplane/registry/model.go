@@ -3,6 +3,7 @@
 package registry
 
 import (
+	"iter"
 	"net/netip"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
@@ -88,6 +89,14 @@ type Service struct {
 	ByInstance bool `json:"byInstance,omitempty"`
 	// Kubernetes says that it came from a Kubernetes Service, so that short names apply.
 	Kubernetes bool `json:"kubernetes,omitempty"`
+	// ExternalName is the host that a Kubernetes Service of type ExternalName leads to; empty for all others.
+	ExternalName string `json:"externalName,omitempty"`
+	// AliasOf is the hostname of the service that such a Service is another name of; empty where it leads outside. Then the
+	// registry does not list it as a service.
+	AliasOf string `json:"aliasOf,omitempty"`
+	// AliasServices are the Services of type ExternalName that are other names of this one, ordered by hostname. Each has
+	// short names and an exportTo of its own.
+	AliasServices []*Service `json:"aliasServices,omitempty"`
 	// External is a ServiceEntry with location MESH_EXTERNAL: no mTLS by default.
 	External bool `json:"external,omitempty"`
 	// Selector selects its workloads; nil when its endpoints are listed in place.
@@ -97,6 +106,20 @@ type Service struct {
 	// SubjectAltNames, when set, are the identities its endpoints may have.
 	SubjectAltNames []string   `json:"subjectAltNames,omitempty"`
 	Source          config.Key `json:"source,omitempty"`
+}
+
+// WithAliases gives the service and the Services that are other names of it.
+func (s *Service) WithAliases() iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		if !yield(s) {
+			return
+		}
+		for _, alias := range s.AliasServices {
+			if !yield(alias) {
+				return
+			}
+		}
+	}
 }
 
 // Port finds a port by its number. Where datagrams have the number too, as DNS and HTTP/3 do, it is the port for
@@ -162,12 +185,21 @@ type Registry struct {
 	opts    Options
 	byHost  map[string][]*Service
 	aliases map[string]string // other name → hostname
+	targets map[string]string // hostname of an alias → that of the service
 
 	// What the next Build starts from.
 	sources   []*source
 	bySource  map[config.Key]*source
 	workloads map[string]*crowd // by namespace
 	served    map[*Service]*served
+}
+
+// Target is the hostname of the service that a hostname is an alias of, and the hostname itself where it is none.
+func (r *Registry) Target(hostname string) string {
+	if to, ok := r.targets[hostname]; ok && r.byHost[hostname] == nil {
+		return to
+	}
+	return hostname
 }
 
 // ByHostname gives the services of that exact hostname (one, unless namespaces compete for a ServiceEntry's host).

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -58,10 +59,10 @@ func (o Options) Identity(e Endpoint) string {
 
 // ResolveHostname gives the full name of a host as a document of the namespace writes it. Beyond Options.ResolveHostname
 // it knows the services there are: reviews.default and reviews.default.svc are found too, and a bare name that is a
-// ServiceEntry's host and no Service.
+// ServiceEntry's host and no Service. The name of an alias stays its own: rules for it are not rules for the service.
 func (r *Registry) ResolveHostname(name, namespace string) string {
 	full := r.opts.ResolveHostname(name, namespace)
-	if r.byHost[full] != nil {
+	if r.byHost[full] != nil || r.targets[full] != "" {
 		return full
 	}
 	name = strings.TrimSuffix(name, ".")
@@ -92,6 +93,9 @@ func (r *Registry) Namesake(service *Service) bool {
 		if full, ok := r.aliases[name]; ok && full != service.Hostname {
 			return true
 		}
+	}
+	if slices.ContainsFunc(service.AliasServices, r.Namesake) {
+		return true
 	}
 	// A ServiceEntry's host without a dot is what a Service of that name is called in its own namespace.
 	return !strings.Contains(service.Hostname, ".")

@@ -42,7 +42,11 @@ func newSource(r *config.Resource, opts Options, prev *source) *source {
 func (s *source) reuse(prev *source) {
 	for i, service := range s.services {
 		for _, old := range prev.services {
-			if old.Hostname == service.Hostname && reflect.DeepEqual(old, service) {
+			if old.Hostname != service.Hostname {
+				continue
+			}
+			service.AliasOf, service.AliasServices = old.AliasOf, old.AliasServices // until nameAliases
+			if reflect.DeepEqual(old, service) {
 				s.services[i] = old
 			}
 		}
@@ -113,13 +117,11 @@ func (s *source) readExternalName(service *Service, spec *config.ServiceSpec) {
 	service.Resolution = DNS
 	service.External = true
 	service.Selector = nil
+	service.ExternalName = strings.TrimSuffix(spec.ExternalName, ".")
 	for _, p := range service.Ports {
 		s.listed[0] = append(s.listed[0], Endpoint{
-			Address: strings.TrimSuffix(spec.ExternalName, "."), Port: p.Number, ServicePort: p.Number, Namespace: service.Namespace,
+			Address: service.ExternalName, Port: p.Number, ServicePort: p.Number, Namespace: service.Namespace,
 		})
-	}
-	if len(service.Ports) == 0 {
-		s.warn("spec.ports", "", "a Service of type ExternalName without ports is not routed", "list the ports that callers use")
 	}
 }
 

@@ -89,37 +89,18 @@ func (o Options) move(sources []*source, holders map[netip.Addr]string) map[stri
 // attempts are enough for any network that is not nearly full.
 const attempts = 1000
 
-// withAddresses has copies in the place of sources whose services have another address now than they had.
+// withAddresses has services at the addresses that they have now.
 func withAddresses(sources []*source, moved map[string]netip.Addr) []*source {
-	var out []*source
-	for n, s := range sources {
-		for i, service := range s.services {
-			if !service.Virtual.IsValid() {
-				continue
-			}
-			at := cmp.Or(moved[service.Hostname], service.Virtual)
-			if service.Addresses[0] == at {
-				continue
-			}
-			if out == nil {
-				out = slices.Clone(sources)
-			}
-			if out[n] == s {
-				out[n] = s.copy()
-			}
-			other := *service
-			other.Addresses = []netip.Addr{at}
-			out[n].services[i] = &other
+	return replaced(sources, func(service *Service) *Service {
+		if !service.Virtual.IsValid() {
+			return service
 		}
-	}
-	if out == nil {
-		return sources
-	}
-	return out
-}
-
-func (s *source) copy() *source {
-	other := *s
-	other.services = slices.Clone(s.services)
-	return &other
+		at := cmp.Or(moved[service.Hostname], service.Virtual)
+		if service.Addresses[0] == at {
+			return service
+		}
+		other := *service
+		other.Addresses = []netip.Addr{at}
+		return &other
+	})
 }

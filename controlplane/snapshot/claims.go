@@ -43,8 +43,10 @@ func (c *claims) read(w *world) {
 		for name := range everywhere(svc) {
 			c.claim(name, svc.Hostname)
 		}
-		if svc.Kubernetes {
-			c.short[strings.ToLower(svc.Name)] = struct{}{}
+		for known := range svc.WithAliases() {
+			if known.Kubernetes {
+				c.short[strings.ToLower(known.Name)] = struct{}{}
+			}
 		}
 	}
 	for _, v := range w.virtualServices.byGateway[MeshGateway] {
@@ -78,15 +80,28 @@ func (c *claims) note(r *config.Resource) {
 	}
 }
 
+// means says whether rules mean a host by a name.
+func (c *claims) means(name string) bool {
+	_, written := c.written[name]
+	return written
+}
+
+// meansAlias says whether rules mean a service by a name that it has of an alias.
+func (c *claims) meansAlias(alias *registry.Service) bool {
+	return c.means(alias.Hostname) || c.means(alias.Name) || slices.ContainsFunc(alias.Aliases, c.means)
+}
+
 // everywhere gives the names of a service that all callers know it by.
 func everywhere(svc *registry.Service) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
-		if !yield(svc.Hostname) {
-			return
-		}
-		for _, name := range svc.Aliases {
-			if !yield(name) {
+		for known := range svc.WithAliases() {
+			if !yield(known.Hostname) {
 				return
+			}
+			for _, name := range known.Aliases {
+				if !yield(name) {
+					return
+				}
 			}
 		}
 		for _, at := range svc.Addresses {
@@ -129,21 +144,26 @@ func (c *claims) contested(svc *registry.Service) bool {
 			return true
 		}
 	}
-	if !svc.Kubernetes {
-		return false
+	for known := range svc.WithAliases() {
+		if _, taken := c.owner[strings.ToLower(known.Name)]; taken && known.Kubernetes {
+			return true
+		}
 	}
-	_, taken := c.owner[strings.ToLower(svc.Name)]
-	return taken
+	return false
 }
 
 // Contested says whether a service, present or past, goes by a name that another service or the host of a rule goes by
 // too: which of them gets the requests for it depends on which there are.
 func (s *Snapshot) Contested(svc *registry.Service) bool { return s.world.claimed().contested(svc) }
 
-// LeadingTo are the rules for sidecars that may lead to a host, whoever sees them.
-func (s *Snapshot) LeadingTo(hostname string) []*VirtualService {
+// LeadingTo are the rules for sidecars that may lead to a service, by any of its names, whoever sees them.
+func (s *Snapshot) LeadingTo(svc *registry.Service) []*VirtualService {
 	c := s.world.claimed()
-	return slices.Concat(c.leads[hostname], c.spread)
+	out := slices.Clone(c.spread)
+	for known := range svc.WithAliases() {
+		out = append(out, c.leads[known.Hostname]...)
+	}
+	return out
 }
 
 // Patterns are the hosts of rules for sidecars that are patterns and cover a host, whoever sees them.

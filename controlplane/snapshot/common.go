@@ -31,21 +31,34 @@ func (w *world) shared() *common {
 // name, of which each namespace would see its own.
 func (w *world) alike() bool {
 	for i, svc := range w.services {
-		if !registry.ForAll(svc.ExportTo) || i > 0 && w.services[i-1].Hostname == svc.Hostname {
+		if i > 0 && w.services[i-1].Hostname == svc.Hostname {
 			return false
+		}
+		for known := range svc.WithAliases() {
+			if !registry.ForAll(known.ExportTo) {
+				return false
+			}
 		}
 	}
 	return !slices.ContainsFunc(w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool { return !registry.ForAll(v.exportTo) })
 }
 
 func (w *world) newCommon() *common {
-	c := &common{scope: &Scope{egress: everything, services: make(map[string]*registry.Service, len(w.services))}, local: map[string]struct{}{}}
+	c := &common{
+		scope: &Scope{egress: everything, services: make(map[string]*registry.Service, len(w.services)), aliases: map[string]*registry.Service{}},
+		local: map[string]struct{}{},
+	}
 	w.addVirtualServices(c.scope, everything)
 	c.scope.Services = w.services
 	for _, svc := range w.services {
 		c.scope.services[svc.Hostname] = svc
-		if svc.Kubernetes {
-			c.local[svc.Namespace] = struct{}{}
+		for _, alias := range svc.AliasServices {
+			c.scope.aliases[alias.Hostname] = svc
+		}
+		for known := range svc.WithAliases() {
+			if known.Kubernetes {
+				c.local[known.Namespace] = struct{}{}
+			}
 		}
 	}
 	return c
@@ -54,7 +67,7 @@ func (w *world) newCommon() *common {
 // share gives a scope the parts, and its own rules.
 func (w *world) share(sc *Scope, c *common) {
 	sc.common = c
-	sc.Services, sc.services = c.scope.Services, c.scope.services
+	sc.Services, sc.services, sc.aliases = c.scope.Services, c.scope.services, c.scope.aliases
 	sc.VirtualServices, sc.vsByHost, sc.SourceLabels = c.scope.VirtualServices, c.scope.vsByHost, c.scope.SourceLabels
 	for _, svc := range sc.Services {
 		w.addRule(sc, svc)

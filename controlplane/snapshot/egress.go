@@ -17,9 +17,29 @@ func (l EgressListener) Bound() bool {
 	return l.GetBind() != "" || l.GetCaptureMode() == networking.CaptureMode_NONE
 }
 
-// Sees says whether its callers see a service.
-func (l EgressListener) Sees(svc *registry.Service) bool {
-	return l.hosts.see(svc.Namespace, svc.Hostname)
+// SeesFrom says whether callers of one of the Sidecar's listeners see a service.
+func (sc *Scope) SeesFrom(l EgressListener, svc *registry.Service) bool {
+	return sc.seesAmong(l.hosts, svc)
+}
+
+// seeAny says whether the hosts are for a service, by whichever of its names.
+func (e egressHosts) seeAny(svc *registry.Service) bool {
+	for known := range svc.WithAliases() {
+		if e.see(known.Namespace, known.Hostname) {
+			return true
+		}
+	}
+	return false
+}
+
+// seesAmong says whether one of the names of a service is among the hosts.
+func (sc *Scope) seesAmong(hosts egressHosts, svc *registry.Service) bool {
+	for known := range sc.Names(svc) {
+		if hosts.see(known.Namespace, known.Hostname) {
+			return true
+		}
+	}
+	return false
 }
 
 // perPort is what the egress listeners of a Sidecar let its workloads see by port.
@@ -59,14 +79,14 @@ func (sc *Scope) SeesAt(svc *registry.Service, port uint32) bool {
 	if sc.perPort == nil {
 		return true
 	}
-	if _, target := sc.targets[svc.Hostname]; target && !sc.egress.see(svc.Namespace, svc.Hostname) {
+	if !sc.seesAmong(sc.egress, svc) { // rules lead there
 		return true
 	}
 	hosts, ok := sc.perPort.captured[port]
 	if !ok {
 		hosts = sc.perPort.others
 	}
-	return hosts.see(svc.Namespace, svc.Hostname)
+	return sc.seesAmong(hosts, svc)
 }
 
 // EgressListeners are those of the Sidecar's listeners that have a port.
@@ -91,5 +111,9 @@ func (sc *Scope) EgressProxy() (*networking.Destination, string) {
 	if proxy == nil || !sc.AllowAny {
 		return nil, ""
 	}
-	return proxy, sc.resolve(proxy.GetHost(), sc.Sidecar.Namespace)
+	host := sc.resolve(proxy.GetHost(), sc.Sidecar.Namespace)
+	if svc := sc.aliases[host]; svc != nil && sc.services[host] == nil {
+		host = svc.Hostname
+	}
+	return proxy, host
 }

@@ -23,10 +23,8 @@ func (s *Snapshot) Renames(svc *registry.Service) bool { return s.renames(s.worl
 
 func (s *Snapshot) renames(w *world) func(*registry.Service) bool {
 	return func(svc *registry.Service) bool {
-		return s.Registry.Namesake(svc) || slices.ContainsFunc(svc.Aliases, func(alias string) bool {
-			_, written := w.claimed().written[alias]
-			return written
-		})
+		return s.Registry.Namesake(svc) || slices.ContainsFunc(svc.Aliases, w.claimed().means) ||
+			slices.ContainsFunc(svc.AliasServices, w.claimed().meansAlias)
 	}
 }
 

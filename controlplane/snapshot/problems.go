@@ -30,7 +30,6 @@ func (s *Snapshot) Problems() []config.Problem {
 		c.gatewayConflicts()
 		c.sharedAddresses()
 		c.portProtocols()
-		c.externalNames()
 		c.selectors()
 		c.withoutSidecar()
 		c.peerPorts()
@@ -118,11 +117,19 @@ func (c *checker) tell(code config.Code, severity config.Severity, r *config.Res
 	}
 }
 
+// target is the full name of the service that a document of the namespace means by a host, which may be an alias.
+func (c *checker) target(host, namespace string) string {
+	return c.s.Registry.Target(c.w.resolve(host, namespace))
+}
+
 // service finds what a document of the namespace means by a host; nil when it means nothing that it may see.
 func (c *checker) service(host, namespace string) *registry.Service {
-	for _, svc := range c.w.byHost[c.w.resolve(host, namespace)] {
-		if svc.VisibleTo(namespace) {
-			return svc
+	full := c.w.resolve(host, namespace)
+	for _, svc := range c.w.byHost[c.s.Registry.Target(full)] {
+		for known := range svc.WithAliases() {
+			if known.Hostname == full && known.VisibleTo(namespace) && svc.VisibleTo(namespace) {
+				return svc
+			}
 		}
 	}
 	return nil
@@ -135,9 +142,11 @@ func (c *checker) nearestHost(host, namespace string) string {
 		if !svc.VisibleTo(namespace) {
 			continue
 		}
-		names = append(names, svc.Hostname)
-		if svc.Kubernetes && svc.Namespace == namespace {
-			names = append(names, svc.Name)
+		for known := range svc.WithAliases() {
+			names = append(names, known.Hostname)
+			if known.Kubernetes && known.Namespace == namespace {
+				names = append(names, known.Name)
+			}
 		}
 	}
 	if n := c.nearest(host, names); n != "" {
@@ -216,6 +225,9 @@ func (c *checker) hosts(v *VirtualService, taken map[hostOf]*VirtualService) {
 			continue
 		}
 		taken[of] = v
+		if c.alias(v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, host) {
+			continue
+		}
 		if !strings.Contains(written, ".") && written != "*" && c.service(written, v.Namespace) == nil {
 			c.find(config.UnknownHost, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, fmt.Sprintf("there is no service %s", host), c.nearestHost(written, v.Namespace))
 		}
@@ -308,7 +320,11 @@ func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
 func (c *checker) destinationRules() {
 	for _, r := range c.s.resources[config.DestinationRule] {
 		spec := r.Spec.(*networking.DestinationRule)
-		if !c.anyService(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
+		host := c.w.resolve(spec.GetHost(), r.Namespace)
+		if c.alias(r, "spec.host", spec.GetHost(), host) {
+			continue
+		}
+		if !c.anyService(host, r.Namespace) {
 			c.unknownHost(r, "spec.host", spec.GetHost(), "the rule has no effect")
 		}
 		c.callers(r)
@@ -417,7 +433,7 @@ func (c *checker) egressHost(r *config.Resource, field, host string) {
 	}
 	egress := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{seen}}}}, r.Namespace)
 	for _, svc := range c.w.services {
-		if (everybody || svc.VisibleTo(r.Namespace)) && egress.see(svc.Namespace, svc.Hostname) {
+		if (everybody || svc.VisibleTo(r.Namespace)) && egress.seeAny(svc) {
 			return
 		}
 	}

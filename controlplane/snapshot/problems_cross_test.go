@@ -54,6 +54,9 @@ func virtualService(http string) string {
 	return traffic("VirtualService", "x", "{hosts: [reviews], http: ["+http+"]}")
 }
 
+// alias is another name of reviews.
+var alias = document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: reviews.shop.svc.cluster.local}")
+
 const toReviews = "route: [{destination: {host: reviews}}]"
 
 // TestDocumentsThatDefeatEachOtherAreTold: each of these is right by itself.
@@ -135,8 +138,17 @@ func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
 			`only HTTP has it, and these ports are not HTTP: db.shop.svc.cluster.local:5432: the rule matches there without regard to it, and connections are refused`},
 		"outlier detection that leaves none of two out": {traffic("WorkloadEntry", "reviews-2", "{address: 10.0.0.3, serviceAccount: reviews, labels: {app: reviews, version: v2, security.istio.io/tlsMode: istio}}") + traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 1}}}"),
 			`DestinationRule shop/x: spec.trafficPolicy.outlierDetection.maxEjectionPercent: "10": no endpoint is ever left out: 10% of the 2 that reviews.shop.svc.cluster.local has are less than one (set maxEjectionPercent to 50 or more`},
-		"an external name of the mesh": {document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: reviews.shop.svc.cluster.local, ports: [{port: 80, name: http}]}"),
-			`Service shop/other: spec.externalName: "reviews.shop.svc.cluster.local": it is a service of the mesh, and called as one outside`},
+		"a VirtualService for an alias": {alias + traffic("VirtualService", "v", "{hosts: [other], http: [{route: [{destination: {host: other}}]}]}"),
+			`VirtualService shop/v: spec.hosts[0]: "other": is another name of reviews.shop.svc.cluster.local: sidecars follow the rules for that`},
+		"a DestinationRule for an alias": {alias + traffic("DestinationRule", "v", "{host: other.shop, trafficPolicy: {tls: {mode: DISABLE}}}"),
+			`DestinationRule shop/v: spec.host: "other.shop": is another name of reviews.shop.svc.cluster.local`},
+		"a port that the service of an alias lacks": {alias + traffic("VirtualService", "v", "{hosts: [x.example], http: [{route: [{destination: {host: other, port: {number: 1}}}]}]}"),
+			`VirtualService shop/v: spec.http[0].route[0].destination.port.number: "1": reviews.shop.svc.cluster.local has no port 1`},
+		"an alias that is kept from who leads to it": {strings.Replace(document("v1", "Service", "other", "far", "{type: ExternalName, externalName: reviews.shop.svc.cluster.local}"), "namespace: far", `namespace: far, annotations: {networking.istio.io/exportTo: "."}`, 1) +
+			traffic("VirtualService", "v", "{hosts: [x.example], http: [{route: [{destination: {host: other.far}}]}]}"),
+			`VirtualService shop/v: spec.http[0].route[0].destination.host: "other.far": other.far.svc.cluster.local is not exported to the namespace shop`},
+		"an alias in a circle": {document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: other.shop.svc.cluster.local}"),
+			`Service shop/other: spec.externalName: "other.shop.svc.cluster.local": the name leads round in a circle`},
 		"two services of one address": {traffic("ServiceEntry", "a", `{hosts: [a.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`) +
 			traffic("ServiceEntry", "b", `{hosts: [b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`),
 			`ServiceEntry shop/b: spec.addresses[0]: "10.9.9.9": a.example.com has the address 10.9.9.9 and the port 1 too`},
@@ -173,6 +185,7 @@ func TestWhatOnlyLooksLikeAMistakeIsNotTold(t *testing.T) {
 		"a host that some of all see":                         traffic("ServiceEntry", "a", `{hosts: [a.example.com], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}`) + document("networking.istio.io/v1", "Sidecar", "x", "istio-system", "{egress: [{hosts: [shop/a.example.com]}]}"),
 		"a listener for the host of a rule":                   traffic("VirtualService", "x", "{hosts: [shop.internal], http: [{"+toReviews+"}]}") + traffic("Sidecar", "x", "{egress: [{hosts: [./shop.internal, ./reviews.shop.svc.cluster.local]}]}"),
 		"the PROXY protocol for a workload without a sidecar": traffic("DestinationRule", "x", "{host: db, trafficPolicy: {proxyProtocol: {}}}"),
+		"an alias, and a rule and a Sidecar that lead there":  alias + traffic("VirtualService", "v", "{hosts: [x.example], http: [{route: [{destination: {host: other}}]}]}") + traffic("Sidecar", "s", "{egress: [{hosts: [./other.shop.svc.cluster.local]}]}"),
 		"an external name outside":                            document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: a.example.com, ports: [{port: 80, name: http}]}"),
 		"outlier detection of halves":                         traffic("WorkloadEntry", "reviews-2", "{address: 10.0.0.3, serviceAccount: reviews, labels: {app: reviews, version: v2, security.istio.io/tlsMode: istio}}") + traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 1, maxEjectionPercent: 50}}}"),
 		"outlier detection of one":                            traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 1}}}"),

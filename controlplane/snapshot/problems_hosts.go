@@ -16,11 +16,16 @@ import (
 // document's namespace.
 func (c *checker) unknownHost(r *config.Resource, field, host, so string) {
 	full := c.w.resolve(host, r.Namespace)
-	for _, svc := range c.w.byHost[full] {
-		c.find(config.HiddenHost, r, field, host,
-			fmt.Sprintf("%s is not exported to the namespace %s: %s", full, r.Namespace, so),
-			fmt.Sprintf("add %q to exportTo of %s, which now says %s", r.Namespace, svc.Source, strings.Join(svc.ExportTo, ", ")))
-		return
+	for _, svc := range c.w.byHost[c.s.Registry.Target(full)] {
+		for known := range svc.WithAliases() {
+			if known != svc && known.Hostname != full || known.VisibleTo(r.Namespace) {
+				continue
+			}
+			c.find(config.HiddenHost, r, field, host,
+				fmt.Sprintf("%s is not exported to the namespace %s: %s", known.Hostname, r.Namespace, so),
+				fmt.Sprintf("add %q to exportTo of %s, which now says %s", r.Namespace, known.Source, strings.Join(known.ExportTo, ", ")))
+			return
+		}
 	}
 	c.find(config.UnknownHost, r, field, host, fmt.Sprintf("there is no service %s: %s", full, so), c.nearestHost(host, r.Namespace))
 }
@@ -53,7 +58,7 @@ func (c *checker) egressPort(r *config.Resource, field string, listener *network
 	}
 	ports := map[uint32]bool{}
 	for _, svc := range c.w.services {
-		if !svc.VisibleTo(r.Namespace) || !hosts.see(svc.Namespace, svc.Hostname) {
+		if !svc.VisibleTo(r.Namespace) || !hosts.seeAny(svc) {
 			continue
 		}
 		for _, p := range svc.Ports {
@@ -78,24 +83,11 @@ func (c *checker) anyRuleHost(namespace string, hosts egressHosts) bool {
 	})
 }
 
-// externalNames tells of Services of type ExternalName that lead to a service of the mesh: these are called as what is outside.
-func (c *checker) externalNames() {
-	for _, svc := range c.w.services {
-		if !svc.Kubernetes || !svc.External {
-			continue
-		}
-		r := c.s.Registry.Document(svc)
-		if r == nil {
-			continue
-		}
-		spec, ok := r.Spec.(*config.ServiceSpec)
-		if !ok || spec.Type != "ExternalName" {
-			continue
-		}
-		if to := c.service(strings.TrimSuffix(spec.ExternalName, "."), r.Namespace); to != nil {
-			c.find(config.Questionable, r, "spec.externalName", spec.ExternalName,
-				fmt.Sprintf("it is a service of the mesh, and called as one outside: by DNS, without mutual TLS and the rules for %s", to.Hostname),
-				fmt.Sprintf("call it by its own name, or route %s there by a VirtualService", svc.Name))
-		}
+// alias tells of a rule for a name that a service has of an alias: calls by that name follow the rules for the service.
+func (c *checker) alias(r *config.Resource, field, written, host string) bool {
+	to := c.s.Registry.Target(host)
+	if to != host {
+		c.warn(r, field, written, fmt.Sprintf("is another name of %s: sidecars follow the rules for that in calls by either name, and not this one", to), "write the rule for "+to)
 	}
+	return to != host
 }

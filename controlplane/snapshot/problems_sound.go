@@ -81,7 +81,9 @@ func (c *checker) differing() *difference {
 	if c.differs == nil {
 		c.differs = &difference{services: map[string]bool{}, endpoints: sync.OnceValue(c.movedHosts)}
 		for _, svc := range apart(c.before.services, c.w.services) {
-			c.differs.services[svc.Hostname] = true
+			for known := range svc.WithAliases() {
+				c.differs.services[known.Hostname] = true
+			}
 		}
 	}
 	return c.differs
@@ -94,7 +96,9 @@ func (c *checker) movedHosts() map[string]bool {
 	}
 	for _, svc := range c.w.services {
 		if c.before.instances[svc] != c.s.instances[svc] {
-			hosts[svc.Hostname] = true
+			for known := range svc.WithAliases() {
+				hosts[known.Hostname] = true
+			}
 		}
 	}
 	return hosts

@@ -50,7 +50,7 @@ func (c *checker) collects(service string, port uint32, from string) bool {
 	if namespace == "" {
 		namespace = from
 	}
-	for _, svc := range c.w.byHost[c.w.resolve(host, namespace)] {
+	for _, svc := range c.w.byHost[c.target(host, namespace)] {
 		if _, ok := svc.Port(port); ok {
 			return true
 		}

@@ -7,6 +7,7 @@ import (
 	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
 // FindProvider finds an extension provider of a mesh configuration by its name; nil when there is none.
@@ -35,6 +36,17 @@ func SplitProviderService(service string) (namespace, host string) {
 		return namespace, host
 	}
 	return "", service
+}
+
+// IsProviderService says whether a service, or an alias of it, is the one that a provider names.
+func IsProviderService(svc *registry.Service, service string) bool {
+	namespace, host := SplitProviderService(service)
+	for known := range svc.WithAliases() {
+		if known.Hostname == host && (namespace == "" || known.Namespace == namespace) {
+			return true
+		}
+	}
+	return false
 }
 
 // addProviders lets a narrowed scope see who is to be asked, and told.
@@ -73,9 +85,9 @@ func (c *checker) custom(p Policy) {
 		say("the extension provider is no external authorizer", "use one with envoyExtAuthzGrpc or envoyExtAuthzHttp")
 		return
 	}
-	namespace, host := SplitProviderService(service)
-	for _, svc := range c.w.byHost[host] {
-		if namespace != "" && svc.Namespace != namespace {
+	_, host := SplitProviderService(service)
+	for _, svc := range c.w.byHost[c.s.Registry.Target(host)] {
+		if !IsProviderService(svc, service) {
 			continue
 		}
 		if _, ok := svc.Port(port); ok && (len(svc.ExportTo) == 0 || svc.VisibleTo(p.Namespace)) {

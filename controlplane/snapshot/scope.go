@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -33,6 +34,7 @@ type Scope struct {
 	resolve  resolver
 	naming   *naming
 	services map[string]*registry.Service // by hostname
+	aliases  map[string]*registry.Service // by the hostnames of aliases that are seen
 	rules    map[*registry.Service]*DestinationRule
 	own      hostTable[*DestinationRule] // rules for some callers only, of whom the scope's proxies are
 	vsByHost hostTable[*VirtualService]
@@ -59,9 +61,28 @@ func memo(memory *sync.Map, key any, derive func() any) any {
 	return made.(func() any)()
 }
 
-// Resolve finds the service that a document of the namespace means by a host; nil when it is not seen.
+// Resolve finds the service that a document of the namespace means by a host, which may be an alias; nil when it is not seen.
 func (sc *Scope) Resolve(host, namespace string) *registry.Service {
-	return sc.services[sc.resolve(host, namespace)]
+	return sc.Named(sc.resolve(host, namespace))
+}
+
+// Named finds a service by its full name or that of an alias; nil when it is not seen.
+func (sc *Scope) Named(hostname string) *registry.Service {
+	if svc := sc.services[hostname]; svc != nil {
+		return svc
+	}
+	return sc.aliases[hostname]
+}
+
+// Names are the services whose names requests for a service may have: itself, and those of its aliases that are seen.
+func (sc *Scope) Names(svc *registry.Service) iter.Seq[*registry.Service] {
+	return func(yield func(*registry.Service) bool) {
+		for known := range svc.WithAliases() {
+			if (known == svc || sc.aliases[known.Hostname] == svc) && !yield(known) {
+				return
+			}
+		}
+	}
 }
 
 // Hostname gives the full name of a host as a document of the namespace writes it, whether it is seen or not.
@@ -255,7 +276,7 @@ func addKeys(set map[string]struct{}, m map[string]string) {
 
 func (w *world) addServices(sc *Scope) {
 	// What rules route to is seen too, even if the Sidecar does not list it: else the rule would lead nowhere.
-	sc.targets, sc.services = map[string]struct{}{}, map[string]*registry.Service{}
+	sc.targets, sc.services, sc.aliases = map[string]struct{}{}, map[string]*registry.Service{}, map[string]*registry.Service{}
 	if sc.Sidecar != nil {
 		for _, v := range sc.VirtualServices {
 			for d := range destinations(v.Spec) {
@@ -282,11 +303,21 @@ func (w *world) addServices(sc *Scope) {
 }
 
 // MaySee says whether a service, present or past, is for the scope's proxies to see (unless another of its hostname is
-// preferred).
+// preferred). Who sees an alias of it sees the service.
 func (sc *Scope) MaySee(svc *registry.Service) bool {
 	if !svc.VisibleTo(sc.Namespace) {
 		return false
 	}
+	return sc.lists(svc) || slices.ContainsFunc(svc.AliasServices, sc.maySeeAlias)
+}
+
+// maySeeAlias says whether a name of a service is for the scope's proxies, if that is.
+func (sc *Scope) maySeeAlias(alias *registry.Service) bool {
+	return alias.VisibleTo(sc.Namespace) && sc.lists(alias)
+}
+
+// lists says whether the Sidecar, if there is one, lists a service, or rules lead there.
+func (sc *Scope) lists(svc *registry.Service) bool {
 	_, target := sc.targets[svc.Hostname]
 	return target || sc.egress.see(svc.Namespace, svc.Hostname)
 }
@@ -306,6 +337,11 @@ func preferred(svc, other *registry.Service, namespace string) bool {
 func (w *world) addService(sc *Scope, svc *registry.Service) {
 	sc.Services = append(sc.Services, svc)
 	sc.services[svc.Hostname] = svc
+	for _, alias := range svc.AliasServices {
+		if sc.maySeeAlias(alias) {
+			sc.aliases[alias.Hostname] = svc
+		}
+	}
 	w.addRule(sc, svc)
 }
 
@@ -380,7 +416,7 @@ func (sc *Scope) Service(hostname string) *registry.Service { return sc.services
 
 // Covers says whether a host of a rule, which may be a pattern, is the name of a service that is seen.
 func (sc *Scope) Covers(host string) bool {
-	if sc.services[host] != nil {
+	if sc.Named(host) != nil {
 		return true
 	}
 	if !strings.HasPrefix(host, "*") {

@@ -11,6 +11,8 @@ import (
 	otellogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/open_telemetry/v3"
 	otelcommon "go.opentelemetry.io/proto/otlp/common/v1"
 	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
 // bootstrapLogCluster is the log service of ProxyConfig, which is in the bootstrap.
@@ -24,7 +26,7 @@ func (v view) providerCluster(service string, port uint32) (cluster, host string
 		namespace, host = v.p.Namespace, service
 	}
 	svc := v.scope.Resolve(host, namespace)
-	if svc == nil || qualified && svc.Namespace != namespace {
+	if svc == nil || qualified && !snapshot.IsProviderService(svc, namespace+"/"+v.scope.Hostname(host, namespace)) {
 		return "", "", false
 	}
 	if _, ok := svc.Port(port); !ok {

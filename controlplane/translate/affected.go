@@ -153,8 +153,7 @@ func (a *affected) listensForServices() bool {
 func (a *affected) authorizes(svc *registry.Service) bool {
 	return slices.ContainsFunc(a.s.Mesh.GetExtensionProviders(), func(p *meshconfig.MeshConfig_ExtensionProvider) bool {
 		service, _ := snapshot.ProviderService(p)
-		_, host := snapshot.SplitProviderService(service)
-		return host == svc.Hostname
+		return snapshot.IsProviderService(svc, service)
 	})
 }
 

@@ -46,7 +46,7 @@ func (a *affected) routesOf(svc *registry.Service) {
 	for _, pattern := range a.s.Patterns(svc.Hostname) {
 		a.hostApart(pattern, 80)
 	}
-	for _, v := range a.s.LeadingTo(svc.Hostname) {
+	for _, v := range a.s.LeadingTo(svc) {
 		a.routes(v.Resource, v.Spec)
 	}
 }
@@ -54,7 +54,7 @@ func (a *affected) routesOf(svc *registry.Service) {
 // listenersOf adds the listeners that a service has a part in.
 func (a *affected) listenersOf(svc *registry.Service) {
 	namesakes := a.namesakes(svc)
-	if !a.plain(namesakes) || a.s.KeysByProxy || len(a.s.Mesh.GetExtensionProviders()) > 0 || a.bytesLeadTo(svc.Hostname) {
+	if !a.plain(namesakes) || a.s.KeysByProxy || len(a.s.Mesh.GetExtensionProviders()) > 0 || a.bytesLeadTo(svc) {
 		a.all(xds.ListenerType)
 		return
 	}
@@ -80,9 +80,9 @@ func (a *affected) gatesOf(svc *registry.Service) {
 	}
 }
 
-// bytesLeadTo says whether rules may lead connections of bytes to a host: what they become is in the listeners of others.
-func (a *affected) bytesLeadTo(hostname string) bool {
-	for _, v := range a.s.LeadingTo(hostname) {
+// bytesLeadTo says whether rules may lead connections of bytes to a service: what they become is in the listeners of others.
+func (a *affected) bytesLeadTo(svc *registry.Service) bool {
+	for _, v := range a.s.LeadingTo(svc) {
 		if len(v.Spec.GetTcp())+len(v.Spec.GetTls()) > 0 {
 			return true
 		}

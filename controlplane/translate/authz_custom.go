@@ -49,9 +49,9 @@ func (v view) authorizer(name string) (authorizer, bool) {
 	if service == "" {
 		return authorizer{}, false
 	}
-	namespace, host := snapshot.SplitProviderService(service)
-	svc := v.scope.Service(host)
-	if svc == nil || namespace != "" && svc.Namespace != namespace {
+	_, host := snapshot.SplitProviderService(service)
+	svc := v.scope.Named(host)
+	if svc == nil || !snapshot.IsProviderService(svc, service) {
 		return authorizer{}, false
 	}
 	if _, ok := svc.Port(port); !ok {

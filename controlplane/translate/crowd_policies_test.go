@@ -103,6 +103,7 @@ func (c crowd) mesh() string {
 		"defaultServiceExportTo: ['.']", "defaultVirtualServiceExportTo: ['.']", "defaultDestinationRuleExportTo: ['.']", "h2UpgradePolicy: UPGRADE", "trustDomainAliases: [old.example]",
 		"extensionProviders: [{name: checked, envoyExtAuthzGrpc: {service: a.example, port: 80}}]", "extensionProviders: [{name: checked, envoyExtAuthzHttp: {service: one/b.example, port: 81}}]",
 		"extensionProviders: [{name: logs, envoyOtelAls: {service: red.one.svc.cluster.local, port: 80}}, {name: spans, opentelemetry: {service: b.example, port: 81}}]",
+		"extensionProviders: [{name: logs, envoyOtelAls: {service: ext.one.svc.cluster.local, port: 80}}, {name: spans, opentelemetry: {service: two/ext.two.svc.cluster.local, port: 81}}]",
 		"meshMTLS: {minProtocolVersion: TLSV1_3}", "localityLbSetting: {enabled: true, failover: [{from: r1, to: r2}]}", "defaultProviders: {metrics: [prometheus]}", "trustDomain: other.example")
 }
 

@@ -101,13 +101,14 @@ func (c crowd) gatewayOfTLS() string {
 
 func (c crowd) sidecar() string {
 	return ofNetworking("Sidecar", c.of("default", "some"), c.anyNamespace(), fmt.Sprintf("%segress: [{hosts: [%q%s]}]", c.maybe("outboundTrafficPolicy: {mode: REGISTRY_ONLY}, "),
-		c.of("one/*", "*/*", "*/a.example", "./*", "two/blue.two.svc.cluster.local"), c.maybe(", 'two/*'")))
+		c.of("one/*", "*/*", "*/a.example", "./*", "two/blue.two.svc.cluster.local", "*/ext.one.svc.cluster.local", "two/ext.two.svc.cluster.local"), c.maybe(", 'two/*'")))
 }
 
 func (c crowd) sidecarOfSome() string {
 	ingress := c.of("", "", "ingress: [{port: {number: 8080, protocol: HTTP, name: web}, defaultEndpoint: '127.0.0.1:9'}], ", "inboundConnectionPool: {http: {http2MaxRequests: 5}, tcp: {maxConnections: 3}}, ",
 		"ingress: [{port: {number: 8443, protocol: HTTPS, name: web}, defaultEndpoint: '0.0.0.0:9', tls: {mode: SIMPLE, credentialName: cred}, connectionPool: {tcp: {maxConnections: 3}}}], ",
-		"outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: red.one.svc.cluster.local, port: {number: 80}}}, ")
+		"outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: red.one.svc.cluster.local, port: {number: 80}}}, ",
+		"outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: ext.one.svc.cluster.local, port: {number: 80}}}, ")
 	return ofNetworking("Sidecar", "pick", c.namespace(), fmt.Sprintf("workloadSelector: {labels: %s}, %segress: [{port: {number: 80, name: http, protocol: %s}, %shosts: [%q]}, {hosts: [%q]}]",
-		c.labels(), ingress, c.of("HTTP", "TCP"), c.of("", "", "bind: 127.193.3.9, ", "captureMode: NONE, bind: 127.193.3.9, "), c.of("one/*", "*/*"), c.of("one/*", "*/*")))
+		c.labels(), ingress, c.of("HTTP", "TCP"), c.of("", "", "bind: 127.193.3.9, ", "captureMode: NONE, bind: 127.193.3.9, "), c.of("one/*", "*/*", "*/ext.one.svc.cluster.local"), c.of("one/*", "*/*", "two/*")))
 }

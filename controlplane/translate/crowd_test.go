@@ -90,7 +90,7 @@ func (c crowd) anyNamespace() string { return c.of("one", "two", "three", "istio
 func (c crowd) host() string {
 	return c.of("a.example", "b.example", "c.sub.example", "*.example", "*.sub.example", "*", "red", "red.one", "red.one.svc",
 		"red.one.svc.cluster.local", "blue.two.svc.cluster.local", "blue", "240.9.9.1", "x.example", "ext.one.svc.cluster.local",
-		"ext", "one", "a", "*.local", "*.one.svc.cluster.local")
+		"ext", "one", "a", "*.local", "*.one.svc.cluster.local", "ext.two", "other.one.svc", "other")
 }
 
 // destination is of a route: a host that stands for one alone.
@@ -145,7 +145,7 @@ func (c crowd) numbered(prefix string, n int) string { return fmt.Sprintf("%s%d"
 
 // crowdServices are edits of what can be called.
 var crowdServices = []func(crowd) string{
-	crowd.service, crowd.service, crowd.service, crowd.externalName, crowd.serviceOfDatagrams,
+	crowd.service, crowd.service, crowd.service, crowd.externalName, crowd.externalName, crowd.serviceOfDatagrams,
 	crowd.entry, crowd.entry, crowd.entryOfWorkloads, crowd.entryOfWorkloads, crowd.entryByName, crowd.entryOfAny,
 	crowd.workload, crowd.workload,
 }
@@ -157,9 +157,13 @@ func (c crowd) service() string {
 	return text
 }
 
+// externalName is another name of a service, or of another such, or leads outside.
 func (c crowd) externalName() string {
-	return document("v1", "Service", "ext", c.namespace(), fmt.Sprintf("type: ExternalName, externalName: %s, ports: [{port: %s, name: http}]",
-		c.of("a.example", "red.one.svc.cluster.local", "other.example.net"), c.of("80", "81")))
+	exported := c.of("", "", "", `, annotations: {networking.istio.io/exportTo: "."}`, `, annotations: {networking.istio.io/exportTo: "two"}`)
+	return document("v1", "Service", c.of("ext", "ext", "other", "red"), c.namespace()+exported, fmt.Sprintf("type: ExternalName, externalName: %s%s",
+		c.of("a.example", "red.one.svc.cluster.local", "red.one.svc.cluster.local", "blue.two.svc.cluster.local", "other.example.net",
+			"ext.one.svc.cluster.local", "ext.two.svc.cluster.local", "other.one.svc.cluster.local", "red.one.svc"),
+		c.of("", ", ports: [{port: 80, name: http}]", ", ports: [{port: 81, name: http}]")))
 }
 
 func (c crowd) serviceOfDatagrams() string {

@@ -67,7 +67,7 @@ func (v view) nameTable() (*xds.Resource, error) {
 func (v view) addNames(table map[string]nameInfo, svc *registry.Service) {
 	info := nameInfo{registry: "External"}
 	if svc.Kubernetes {
-		info.registry, info.shortName, info.namespace = "Kubernetes", svc.Name, svc.Namespace
+		info.registry = "Kubernetes"
 	}
 	own := v.p.ownAddresses(svc)
 	switch upstreams := v.upstreamsOf(svc); {
@@ -81,8 +81,17 @@ func (v view) addNames(table map[string]nameInfo, svc *registry.Service) {
 	if len(info.addresses) == 0 { // such as one that is served nowhere yet
 		info.addresses, info.ports = own, ownPorts(svc)
 	}
-	if len(info.addresses) > 0 {
-		table[svc.Hostname] = info
+	if len(info.addresses) == 0 {
+		return
+	}
+	for known := range v.scope.Names(svc) {
+		if known != svc && v.scope.Service(known.Hostname) != nil {
+			continue // it is a ServiceEntry's host
+		}
+		if info.shortName, info.namespace = "", ""; known.Kubernetes {
+			info.registry, info.shortName, info.namespace = "Kubernetes", known.Name, known.Namespace
+		}
+		table[known.Hostname] = info
 	}
 }
 

@@ -163,7 +163,7 @@ func (v view) boundEgress() []boundEgress {
 func (e boundEgress) services(v view) []*registry.Service {
 	var out []*registry.Service
 	for _, svc := range v.scope.Services {
-		if port, ok := svc.Port(e.GetPort().GetNumber()); ok && port.Protocol != registry.UDP && e.Sees(svc) {
+		if port, ok := svc.Port(e.GetPort().GetNumber()); ok && port.Protocol != registry.UDP && v.scope.SeesFrom(e.EgressListener, svc) {
 			out = append(out, svc)
 		}
 	}

@@ -139,7 +139,11 @@ func (v view) connectionRoutes(svc *registry.Service, port registry.Port, t traf
 	case !at.Addr().IsUnspecified():
 		add(connectionMatch{}, toCluster(own))
 	case port.Protocol == registry.TLS || port.Protocol == registry.HTTPS:
-		add(connectionMatch{names: []string{svc.Hostname}}, toCluster(own))
+		match := connectionMatch{}
+		for known := range v.scope.Names(svc) {
+			match.names = append(match.names, known.Hostname)
+		}
+		add(match, toCluster(own))
 	case svc.Headless():
 		if subnets := v.endpointSubnets(svc, port.Number); len(subnets) > 0 {
 			add(connectionMatch{subnets: subnets}, toCluster(own))

@@ -190,13 +190,18 @@ func (v view) fullNames(taken domains) map[hostPort][]string {
 	return out
 }
 
-// shortNames are the names of a service beside its full one, as the proxy's workload knows them.
+// shortNames are the names of a service beside its full one, as the proxy's workload knows them: those of its aliases too.
 func (v view) shortNames(svc *registry.Service) []string {
 	var out []string
-	if svc.Kubernetes && svc.Namespace == v.p.Namespace {
-		out = append(out, svc.Name)
+	for known := range v.scope.Names(svc) {
+		if known != svc {
+			out = append(out, known.Hostname)
+		}
+		if known.Kubernetes && known.Namespace == v.p.Namespace {
+			out = append(out, known.Name)
+		}
+		out = append(out, known.Aliases...)
 	}
-	out = append(out, svc.Aliases...)
 	for _, a := range svc.Addresses {
 		out = append(out, a.String())
 	}

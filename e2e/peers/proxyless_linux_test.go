@@ -190,6 +190,11 @@ metadata: {name: greeter, namespace: default}
 spec:
   host: greeter
   subsets: [{name: v1, labels: {version: v1}}, {name: v2, labels: {version: v2}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: hello, namespace: far}
+spec: {type: ExternalName, externalName: greeter.default.svc.cluster.local}
 `
 
 const toVersion = `
@@ -213,7 +218,7 @@ func TestGRPCClientFollowsRulesOfTheMesh(t *testing.T) {
 	call := m.workload(m.address(20), "default/caller", "").caller(t)
 	seen := map[string]bool{}
 	for range 20 {
-		for _, name := range []string{"greeter:7000", "greeter.default:7000", "greeter.default.svc.cluster.local:7000"} {
+		for _, name := range []string{"greeter:7000", "greeter.default:7000", "greeter.default.svc.cluster.local:7000", "hello.far:7000"} {
 			seen[call(name)] = true
 		}
 	}
@@ -223,6 +228,7 @@ func TestGRPCClientFollowsRulesOfTheMesh(t *testing.T) {
 	for version, address := range map[string]string{"v1": one, "v2": two} {
 		m.write("rule.yaml", strings.ReplaceAll(toVersion, "VERSION", version))
 		always(t, call, "greeter:7000", address)
+		always(t, call, "hello.far.svc.cluster.local:7000", address)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 // wild are all edits.
 var wild = append([]func(*Mesh) (Edit, bool){
 	(*Mesh).editPeerAuthentication, (*Mesh).editSidecar, (*Mesh).allow, (*Mesh).bindToGateway, (*Mesh).routeTCP,
-	(*Mesh).shareHost, (*Mesh).editSnippet,
+	(*Mesh).shareHost, (*Mesh).editAlias, (*Mesh).editSnippet,
 }, calm...)
 
 // disturb makes a VirtualService do what requests notice.
@@ -108,4 +108,17 @@ func (m *Mesh) shareHost() (Edit, bool) {
 		"ports":            []any{object{"number": 80, "name": pick(m, []string{"http", "tcp"}), "protocol": pick(m, []string{"HTTP", "TCP"})}},
 		"workloadSelector": object{"labels": object{"app": fmt.Sprintf("s%d", m.rand.IntN(m.o.Services))}},
 	})
+}
+
+// editAlias is about other names of services, and of other names.
+func (m *Mesh) editAlias() (Edit, bool) {
+	namespace, name := m.namespace(m.rand.IntN(m.o.Namespaces)), fmt.Sprintf("alias%d", m.rand.IntN(2))
+	if m.oneIn(3) {
+		return m.remove(config.Service, namespace, name)
+	}
+	to := m.host(pick(m, m.services))
+	if m.oneIn(3) {
+		to = fmt.Sprintf("alias%d.%s.svc.cluster.local", m.rand.IntN(2), m.namespace(m.rand.IntN(m.o.Namespaces)))
+	}
+	return m.put(config.Service, "v1", namespace, name, object{"type": "ExternalName", "externalName": to})
 }

@@ -1,0 +1,145 @@
+package translate_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+const aliasedMesh = `
+apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: reviews}, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: kritik, namespace: books}
+spec: {type: ExternalName, externalName: reviews.shop.svc.cluster.local}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: private, namespace: books, annotations: {networking.istio.io/exportTo: "."}}
+spec: {type: ExternalName, externalName: reviews.shop.svc.cluster.local}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: vault, namespace: shop}
+spec: {hosts: [vault.example], resolution: DNS, location: MESH_EXTERNAL, ports: [{number: 443, name: tls, protocol: TLS}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: safe, namespace: books}
+spec: {type: ExternalName, externalName: vault.example}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default, namespace: narrow}
+spec: {egress: [{hosts: [books/kritik.books.svc.cluster.local]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default, namespace: strict}
+spec: {egress: [{hosts: [shop/*]}]}
+`
+
+// TestAliasesAreNamesForThoseWhoSeeThem: in requests, in handshakes and in DNS. Who lists only the alias in a Sidecar sees
+// the service, and who lists only the service knows it by no other name.
+func TestAliasesAreNamesForThoseWhoSeeThem(t *testing.T) {
+	m := newTestMesh(t, nil, aliasedMesh)
+	const own = "reviews.shop.svc.cluster.local reviews.shop reviews.shop.svc 10.96.0.1"
+	for namespace, want := range map[string]struct{ domains, names, handshakes string }{
+		"shop": {"reviews.shop.svc.cluster.local reviews reviews.shop reviews.shop.svc kritik.books.svc.cluster.local kritik.books kritik.books.svc 10.96.0.1",
+			"kritik.books.svc.cluster.local reviews.shop.svc.cluster.local", "vault.example safe.books.svc.cluster.local"},
+		"books": {"reviews.shop.svc.cluster.local reviews.shop reviews.shop.svc kritik.books.svc.cluster.local kritik kritik.books kritik.books.svc " +
+			"private.books.svc.cluster.local private private.books private.books.svc 10.96.0.1",
+			"kritik.books.svc.cluster.local private.books.svc.cluster.local reviews.shop.svc.cluster.local", "vault.example safe.books.svc.cluster.local"},
+		"narrow": {"reviews.shop.svc.cluster.local reviews.shop reviews.shop.svc kritik.books.svc.cluster.local kritik.books kritik.books.svc 10.96.0.1",
+			"kritik.books.svc.cluster.local reviews.shop.svc.cluster.local", ""},
+		"strict": {own, "reviews.shop.svc.cluster.local", "vault.example"},
+	} {
+		t.Run(namespace, func(t *testing.T) {
+			p := proxy(t, "sidecar a."+namespace+" 127.179.91.1 app=a INTERCEPTION_MODE=REDIRECT")
+			i := slices.IndexFunc(routesOf(t, m, p)["80"].GetVirtualHosts(), func(h *routev3.VirtualHost) bool {
+				return h.GetName() == "reviews.shop.svc.cluster.local:80"
+			})
+			if i < 0 {
+				t.Fatal("there is no virtual host of the service")
+			}
+			var domains []string
+			for _, d := range routesOf(t, m, p)["80"].VirtualHosts[i].GetDomains() {
+				if !strings.HasSuffix(d, ":80") {
+					domains = append(domains, d)
+				}
+			}
+			if got := strings.Join(domains, " "); got != want.domains {
+				t.Errorf("domains: %s\nand not: %s", got, want.domains)
+			}
+			var known []string
+			for name, d := range names(t, m, "sidecar a."+namespace+" 127.179.91.1 app=a INTERCEPTION_MODE=REDIRECT") {
+				known = append(known, name)
+				if short, of, _ := strings.Cut(strings.TrimSuffix(name, ".svc.cluster.local"), "."); d.ShortName != short || d.Namespace != of || !slices.Equal(d.IPs, []string{"10.96.0.1"}) {
+					t.Errorf("%s: %+v", name, d)
+				}
+			}
+			slices.Sort(known)
+			if got := strings.Join(known, " "); got != want.names {
+				t.Errorf("names: %s\nand not: %s", got, want.names)
+			}
+			if got := strings.Join(handshakes(t, m, p), " "); got != want.handshakes {
+				t.Errorf("handshakes: %s\nand not: %s", got, want.handshakes)
+			}
+		})
+	}
+}
+
+// handshakes are the names that connections are told apart by.
+func handshakes(t *testing.T, m *testMesh, p *translate.Proxy) []string {
+	t.Helper()
+	resources, err := translate.Listeners(m.snap, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, r := range resources {
+		l := &listenerv3.Listener{}
+		if err := r.Body.UnmarshalTo(l); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range l.GetFilterChains() {
+			out = append(out, c.GetFilterChainMatch().GetServerNames()...)
+		}
+	}
+	return out
+}
+
+// TestAnAliasHasNoClusterOfItsOwn nor has anything that rules for it say: there is only the service's.
+func TestAnAliasHasNoClusterOfItsOwn(t *testing.T) {
+	m := newTestMesh(t, nil, aliasedMesh, `
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: kritik, namespace: books}
+spec: {host: kritik, subsets: [{name: v1, labels: {version: v1}}]}
+`)
+	for _, description := range []string{"sidecar a.books 127.179.91.1 app=a", "sidecar a.books 127.179.91.1 app=a INTERCEPTION_MODE=REDIRECT"} {
+		resources, err := generate(m.snap, proxy(t, description), xds.ClusterType, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, r := range resources {
+			if strings.HasPrefix(r.Name, "outbound|80|") {
+				got = append(got, r.Name)
+			}
+		}
+		if want := translate.OutboundCluster("reviews.shop.svc.cluster.local", "", 80); len(got) != 1 || got[0] != want {
+			t.Errorf("%s has the clusters %q", description, got)
+		}
+	}
+}
