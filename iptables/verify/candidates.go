@@ -1,6 +1,8 @@
 package verify
 
 import (
+	"context"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -8,49 +10,76 @@ import (
 )
 
 // candidates are packets of every owner that rules speak of to every port and address that they speak of, and beside them.
-func (s *sampler) candidates() (all []iptables.Packet) {
-	named := s.named()
-	for _, f := range s.families() {
-		usual := []netip.Addr{s.outside(f), s.own[f], loopback(f)}
-		for _, port := range named.ports {
-			all = append(all, s.inbound(f, iptables.TCP, port))
-			for _, to := range usual {
-				all = append(all, s.owned(named, to, port)...)
+// They can be millions, and are made as they are asked for.
+func (s *sampler) candidates() iter.Seq[iptables.Packet] {
+	return func(yield func(iptables.Packet) bool) {
+		for some := range s.groups(s.named()) {
+			for _, p := range some {
+				if !yield(p) {
+					return
+				}
 			}
 		}
-		for _, to := range named.addresses[f] {
-			all = append(all, s.owned(named, to, s.port)...)
-			all = append(all, s.owned(named, to, 53)...)
-		}
-		all = append(all, s.byInterface(f, named)...)
 	}
-	return all
 }
 
-// byInterface are packets that leave and come in by the interfaces that rules speak of.
-func (s *sampler) byInterface(f iptables.Families, n names) (all []iptables.Packet) {
-	for _, name := range n.interfaces {
-		add := func(p iptables.Packet) {
-			p.Interface, p.From = name, netip.AddrPort{}
-			all = append(all, p)
-		}
-		for _, port := range n.ports {
-			for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
-				out := s.outbound(protocol, s.outside(f), port)
-				add(out)
-				in := s.inbound(f, protocol, port)
-				add(in)
-				in.To = out.To // for somebody behind the pod
-				add(in)
+// groups are those of one port or address each.
+func (s *sampler) groups(n names) iter.Seq[[]iptables.Packet] {
+	return func(yield func([]iptables.Packet) bool) {
+		for _, f := range s.families() {
+			usual := []netip.Addr{s.outside(f), s.own[f], loopback(f)}
+			for _, port := range n.ports {
+				some := []iptables.Packet{s.inbound(f, iptables.TCP, port)}
+				for _, to := range usual {
+					some = append(some, s.owned(n, to, port)...)
+				}
+				if !yield(some) {
+					return
+				}
+			}
+			for _, to := range n.addresses[f] {
+				if !yield(append(s.owned(n, to, s.port), s.owned(n, to, 53)...)) {
+					return
+				}
+			}
+			for _, name := range n.interfaces {
+				for _, port := range n.ports {
+					if !yield(s.byInterface(name, usual[0], port)) {
+						return
+					}
+				}
+				for _, to := range n.addresses[f] {
+					if !yield(s.behindInterface(name, to)) {
+						return
+					}
+				}
 			}
 		}
-		for _, to := range n.addresses[f] {
-			in := s.inbound(f, iptables.TCP, s.port)
-			in.To = netip.AddrPortFrom(to, s.port)
-			add(in)
-			in.Protocol, in.To = iptables.UDP, netip.AddrPortFrom(to, 53)
-			add(in)
-		}
+	}
+}
+
+// byInterface are packets to a port that leave and come in by an interface.
+func (s *sampler) byInterface(name string, outside netip.Addr, port uint16) (all []iptables.Packet) {
+	for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
+		out := s.outbound(protocol, outside, port)
+		in := s.inbound(family(outside), protocol, port)
+		behind := in
+		behind.To = out.To // for somebody behind the pod
+		all = append(all, out, in, behind)
+	}
+	return through(name, all)
+}
+
+// behindInterface are packets to an address that come in by an interface.
+func (s *sampler) behindInterface(name string, to netip.Addr) []iptables.Packet {
+	connection, question := s.inbound(family(to), iptables.TCP, s.port), s.inbound(family(to), iptables.UDP, 53)
+	connection.To, question.To = netip.AddrPortFrom(to, s.port), netip.AddrPortFrom(to, 53)
+	return through(name, []iptables.Packet{connection, question})
+}
+
+func through(name string, all []iptables.Packet) []iptables.Packet {
+	for i := range all {
+		all[i].Interface, all[i].From = name, netip.AddrPort{}
 	}
 	return all
 }
@@ -132,23 +161,43 @@ func (s *sampler) owned(n names, to netip.Addr, port uint16) (all []iptables.Pac
 	return all
 }
 
-// telling finds for each rule a packet that would end up elsewhere without it. Where there is none (another rule does the
-// same, or its effect is not to be seen by where packets arrive), one that meets the rule will do.
-func telling(rules *iptables.RuleSet, candidates []iptables.Packet) (all []sample) {
+// mostWork is how many rules are gone through to find packets. What common options come to takes some thousands; lists of
+// a thousand entries beside each other would take minutes.
+const mostWork = 20_000_000
+
+// telling finds for each rule a packet that can be sent and would end up elsewhere without it. Where there is none (another rule does the
+// same, or its effect is not to be seen by where packets arrive), one that meets the rule will do. left tells how many rules
+// no packet met by when that was more work than is done, or the context was over.
+func (s *sampler) telling(ctx context.Context) (all []sample, left int) {
 	type half struct { // a rule is in force for each family on its own
 		rule *iptables.Rule
 		of   iptables.Families
 	}
 	told, met := map[half]bool{}, map[half]bool{}
+	seen := map[*iptables.Rule]bool{}
 	var second []sample
-	for _, p := range candidates {
-		e := iptables.Explain(rules, p)
+	each, work := count(s.rules), 0
+	for p := range s.candidates() {
+		if work > mostWork || ctx.Err() != nil {
+			left = each - len(seen)
+			break
+		}
+		work += each
+		if !s.sends(&p) {
+			continue
+		}
+		e := iptables.Explain(s.rules, p)
 		for _, step := range e.Steps {
 			h := half{step.Rule, p.Family()}
-			if step.Missed != "" || told[h] || step.Table == iptables.Raw {
+			if step.Missed != "" {
 				continue
 			}
-			if wanted(iptables.Explain(without(rules, step.Rule), p)) != wanted(e) {
+			seen[step.Rule] = true
+			if told[h] || step.Table == iptables.Raw {
+				continue
+			}
+			work += 2 * each
+			if wanted(iptables.Explain(without(s.rules, step.Rule), p)) != wanted(e) {
 				told[h] = true
 				all = append(all, sample{Packet: p, rule: step.Rule.ID})
 			} else if !met[h] {
@@ -160,7 +209,14 @@ func telling(rules *iptables.RuleSet, candidates []iptables.Packet) (all []sampl
 	byRule := func(s sample) bool {
 		return slices.ContainsFunc(all, func(o sample) bool { return o.rule == s.rule && o.Family() == s.Family() })
 	}
-	return append(all, slices.DeleteFunc(second, byRule)...)
+	return append(all, slices.DeleteFunc(second, byRule)...), left
+}
+
+func count(rules *iptables.RuleSet) (n int) {
+	for _, c := range rules.Chains {
+		n += len(c.Rules)
+	}
+	return n
 }
 
 // without is the rule set without one of its rules.

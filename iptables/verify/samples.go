@@ -2,6 +2,7 @@ package verify
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -94,8 +95,8 @@ func newSampler(rules *iptables.RuleSet, at place, by packets.Sender) *sampler {
 }
 
 // samples are packets of each kind, and for each rule one that would arrive elsewhere without it, or meets it at least.
-// left tells how many rules there was no room for.
-func (s *sampler) samples() (all []sample, left int) {
+// left tells how many rules there was no room for, or no time.
+func (s *sampler) samples(ctx context.Context) (all []sample, left int) {
 	seen := map[string]bool{}
 	add := func(one sample) {
 		one.own = one.To.Addr() == s.own[one.Family()]
@@ -112,7 +113,8 @@ func (s *sampler) samples() (all []sample, left int) {
 			add(sample{Packet: p})
 		}
 	}
-	for _, one := range telling(s.rules, slices.DeleteFunc(s.candidates(), func(p iptables.Packet) bool { return !s.sends(&p) })) {
+	found, left := s.telling(ctx)
+	for _, one := range found {
 		if len(all) < maxSamples {
 			add(one)
 		} else {

@@ -57,7 +57,7 @@ func (r *Report) proveBySockets(ctx context.Context, cfg Config) error {
 	}
 	s := newSampler(cfg.Want, at, packets.SenderIn(cfg.NetNS))
 	s.indoors = true
-	all, _ := s.samples()
+	all, _ := s.samples(ctx)
 	proofs, err := send(ctx, cfg.Want, sockets, all)
 	if err == nil {
 		err = again(ctx, cfg.Want, sockets, all, proofs)

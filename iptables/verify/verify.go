@@ -131,7 +131,10 @@ func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
 	r.Notes = append(r.Notes, passing(cfg.Want, at)...)
 	s := newSampler(cfg.Want, at, packets.SenderIn(cfg.NetNS))
 	s.foreign = named(r.foreign)
-	all, left := s.samples()
+	all, left := s.samples(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if left > 0 {
 		r.Unproven = append(r.Unproven, fmt.Sprintf("%d rules are more than are tested with packets", left))
 	}
