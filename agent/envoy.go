@@ -83,6 +83,7 @@ func (e *envoyPart) run(ctx context.Context) error {
 		return err
 	}
 	e.sweepLineages()
+	defer e.endLineages()
 	defer e.upgrades.begin(ctx)()
 	e.Logger.Info("starting Envoy", "path", binary.Path, "version", binary.Version, "found", binary.Source)
 	allowed := envoyBudget()
@@ -196,7 +197,7 @@ func (e *envoyPart) follow(ctx context.Context) *instance {
 				i.process.Stop(atOnce()) // in vain: another can serve meanwhile
 			}
 		case <-i.process.Done():
-			if i == e.instance() {
+			if e.replace(i, nil, "Envoy has ended") {
 				return i
 			}
 		case <-e.replaced:
@@ -206,7 +207,7 @@ func (e *envoyPart) follow(ctx context.Context) *instance {
 			_ = e.upgrades.run(func() { e.keepDraining(i) }) // refused when the end has begun, which drains too
 		case <-ctx.Done():
 			e.stop(i)
-			if i == e.instance() {
+			if e.replace(i, nil, "Envoy was told to end") {
 				return i
 			}
 		}
@@ -222,17 +223,19 @@ func (e *envoyPart) lingers(i *instance) bool {
 	return where != ""
 }
 
-// replace makes another instance the current one, and gives the one that was.
-func (e *envoyPart) replace(by *instance) *instance {
+// replace makes another instance the current one, or none with the reason, if the old one still is.
+func (e *envoyPart) replace(old, by *instance, why string) bool {
 	e.mu.Lock()
-	old := e.current
-	e.current = by
-	e.mu.Unlock()
+	defer e.mu.Unlock()
+	if e.current != old {
+		return false
+	}
+	e.current, e.why, e.since = by, why, time.Now()
 	select {
 	case e.replaced <- struct{}{}:
 	default: // it is known already that there is another
 	}
-	return old
+	return true
 }
 
 // instance is the current one; nil when there is none.

@@ -26,7 +26,7 @@ func (e *envoyPart) newLineage() *lineage {
 	if !e.Config.Envoy.Restart {
 		return nil
 	}
-	dir := filepath.Join(e.Config.Proxy.GetConfigPath(), hotDirectory)
+	dir := e.hotDirectory()
 	id, err := envoy.NewBaseID()
 	if err == nil {
 		err = (envoy.HotRestart{BaseID: id, Dir: dir}).Possible()
@@ -44,14 +44,19 @@ func (e *envoyPart) newLineage() *lineage {
 	return &lineage{hot: envoy.HotRestart{BaseID: id, Dir: dir, User: e.Config.Envoy.User}}
 }
 
+func (e *envoyPart) hotDirectory() string {
+	return filepath.Join(e.Config.Proxy.GetConfigPath(), hotDirectory)
+}
+
 // sweepLineages removes what the Envoys of a killed agent left behind.
 func (e *envoyPart) sweepLineages() {
-	dir := filepath.Join(e.Config.Proxy.GetConfigPath(), hotDirectory)
-	if err := envoy.RemoveHotRestarts(dir); err != nil {
+	if err := envoy.RemoveHotRestarts(e.hotDirectory()); err != nil {
 		e.Logger.Warn("what an earlier run left behind stays", "error", err)
 	}
-	_ = os.Remove(dir)
 }
+
+// endLineages removes the directory of all lineages. Before the end one may be about to begin whenever another ends.
+func (e *envoyPart) endLineages() { _ = os.Remove(e.hotDirectory()) }
 
 // epoch is what the next Envoy is started with. The methods are those of no lineage too.
 func (l *lineage) epoch(n int, keep time.Duration) *envoy.HotRestart {
@@ -82,7 +87,5 @@ func (l *lineage) leave() error {
 	if l.members--; l.members > 0 {
 		return nil
 	}
-	err := l.hot.Remove()
-	_ = os.Remove(l.hot.Dir) // which another lineage may still use
-	return err
+	return l.hot.Remove()
 }

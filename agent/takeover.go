@@ -86,6 +86,8 @@ func (t *takeover) bring(ctx context.Context) (*instance, error) {
 	within, cancel := context.WithTimeoutCause(ctx, orElse(t.order.ReadyWithin, defaultReadyWithin),
 		fmt.Errorf("not ready within %v", orElse(t.order.ReadyWithin, defaultReadyWithin)))
 	defer cancel()
+	within, stopWatching := t.whileOldServes(within)
+	defer stopWatching()
 	young, err := t.startBeside(t.binary)
 	if err == nil {
 		err = t.awaitReady(within, young)
@@ -93,7 +95,7 @@ func (t *takeover) bring(ctx context.Context) (*instance, error) {
 			err = t.probation(within, young)
 		}
 		if err == nil && !t.replaceUnlessEnding(young) {
-			err = errors.New("the agent is ending")
+			err = errors.New("the agent is ending, or the old Envoy has ended")
 		}
 	}
 	if err == nil {
@@ -105,6 +107,20 @@ func (t *takeover) bring(ctx context.Context) (*instance, error) {
 		young.leave(t.Logger)
 	}
 	return nil, t.goBack(err)
+}
+
+// whileOldServes ends when the old Envoy does: one is started in its place, or the agent ends, and the attempt would be in
+// the way of both.
+func (t *takeover) whileOldServes(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-t.old.process.Done():
+			cancel(fmt.Errorf("Envoy %s, which served, has ended", t.old.binary.Version))
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // startBeside starts another Envoy while the old one runs.
@@ -183,10 +199,9 @@ const probationTime = time.Second
 func (t *takeover) replaceUnlessEnding(young *instance) bool {
 	young.fallback.Store(&t.old.binary)
 	young.elder.Store(t.old)
-	if t.upgrades.life.Err() != nil {
+	if t.upgrades.life.Err() != nil || !t.replace(t.old, young, "") {
 		return false
 	}
-	t.replace(young)
 	t.leadAdminTo(young)
 	return true
 }
@@ -195,6 +210,10 @@ func (t *takeover) replaceUnlessEnding(young *instance) bool {
 func (t *takeover) goBack(failure error) error {
 	result := upgradeBack
 	defer func() { t.upgrades.results.WithLabelValues(result).Inc() }()
+	if ended(t.old) {
+		result = upgradeLost
+		return failure
+	}
 	_, err := t.bootstrapFor(t.old.bootstrap)
 	if t.way == handOver {
 		return errors.Join(fmt.Errorf("%w; Envoy %s goes on untouched", failure, t.old.binary.Version), err)

@@ -189,6 +189,41 @@ func TestNewEnvoyThatDiesWhileTheOldOneDrainsIsFollowedByTheOldVersion(t *testin
 	}
 }
 
+// TestUpgradeEndsWithTheOldEnvoyThatServes: another is started in its place, beside which the new one would go on unnoticed.
+func TestUpgradeEndsWithTheOldEnvoyThatServes(t *testing.T) {
+	for address, way := range map[string]string{"127.88.43.1": hotRestart, "127.88.43.2": handOver} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			r := upgradable(t, address, testenv.OldEnvoyVersion, "--restart")
+			late := r.stub(t, testenv.EnvoyVersion, `cp $2 late.yaml; shift 2; touch begun; while [ ! -e go ]; do sleep 0.05; done; exec $real -c late.yaml "$@"`)
+			u := r.upgrade(t, "--envoy-path", late, "--way", way, "--ready-within", "60s")
+			r.eventually("the upgrade has begun", func() error {
+				_, err := os.Stat(filepath.Join(r.dir, "begun"))
+				return err
+			})
+			if err := syscall.Kill(r.envoys()[0], syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			r.eventually("another Envoy of the old version", func() error {
+				if n := len(r.envoys()); n != 3 {
+					return fmt.Errorf("%d Envoys so far", n)
+				}
+				return nil
+			})
+			again := r.envoys()[2]
+			r.serves(testenv.OldEnvoyVersion, 2)
+			r.write(t, "go", "")
+			if code := u.exit(); code != 1 || !strings.Contains(u.out.String(), "which served, has ended") {
+				t.Errorf("upgrade: %d: %s", code, u.out)
+			}
+			r.results(`result="lost"} 1`)
+			r.alone(again)
+			r.answers(30)
+			r.end()
+		})
+	}
+}
+
 func TestNewEnvoyOutlivesAnOldOneThatDiesWhileItDrains(t *testing.T) {
 	for address, way := range map[string]string{"127.88.37.1": hotRestart, "127.88.37.2": handOver} {
 		t.Run(way, func(t *testing.T) {
