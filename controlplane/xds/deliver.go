@@ -58,7 +58,7 @@ func (c *connection) answered(sub *subscription, r *request) *sent {
 	if r.refusal == nil {
 		sub.ack(b)
 		if sub.typeURL == RouteType {
-			c.apart.has(namesOf(b.resources))
+			c.apart.has(sub.wanted(namesOf(b.resources))) // what came when it was no longer asked for was dropped
 		}
 		return b
 	}

@@ -209,5 +209,6 @@ func TestEveryOrderWithRejectionsToo(t *testing.T) {
 
 func FuzzEveryOrderEndsInTheSameState(f *testing.F) {
 	f.Add(uint64(1), false)
+	f.Add(uint64(8233), true) // what a client lets go of is acknowledged after that, and refused when it is asked for again
 	f.Fuzz(explore)
 }
