@@ -37,7 +37,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-const patience = 20 * time.Second
+// patience is how long is waited for what has to come: only a broken promise takes it.
+const patience = 2 * time.Minute
 
 // eventually polls until check gives "", or fails with what it gave last.
 func eventually(t testing.TB, check func() string) {
