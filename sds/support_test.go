@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
@@ -108,6 +109,9 @@ func (a *authority) CreateCertificate(ctx context.Context, r *securityv1.IstioCe
 // listen serves the authority until stop is called or the test ends.
 func (a *authority) listen(t *testing.T, address string, config *tls.Config) (at string, stop func()) {
 	t.Helper()
+	if address == "127.0.0.1:0" {
+		address = fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t)) // which stays the test's own after stop
+	}
 	var listener net.Listener
 	testenv.Eventually(t, "listening on "+address, func() (err error) {
 		listener, err = net.Listen("tcp", address)

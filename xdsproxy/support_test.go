@@ -56,6 +56,9 @@ func (u *upstream) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoverySer
 // listen serves the control plane on the address (port 0 for any) until stop is called or the test ends.
 func (u *upstream) listen(t *testing.T, address string, config *tls.Config) (at string, stop func()) {
 	t.Helper()
+	if address == "127.0.0.1:0" {
+		address = freeAddress(t) // which stays the test's own when this has stopped, and another may serve there then
+	}
 	var listener net.Listener
 	testenv.Eventually(t, "listening on "+address, func() (err error) {
 		listener, err = net.Listen("tcp", address)
