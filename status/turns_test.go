@@ -42,7 +42,7 @@ func TestOneAddressDoesNotTakeAllTurns(t *testing.T) {
 }
 
 func TestOldestAnswerIsGivenUpForScraperOfAnotherAddress(t *testing.T) {
-	s := newTurns(3, 2, 20*time.Millisecond)
+	s := newTurns(3, 2, time.Minute)
 	given := make(chan int, 10)
 	var all []func()
 	for i, who := range []string{"192.0.2.1:1000", "192.0.2.2:1000", "192.0.2.1:1001"} {
@@ -53,6 +53,9 @@ func TestOldestAnswerIsGivenUpForScraperOfAnotherAddress(t *testing.T) {
 		}
 		go func() { <-ended; done() }()
 		all = append(all, func() { close(ended) })
+	}
+	for _, turn := range s.under {
+		turn.since = turn.since.Add(-time.Hour) // each of them is old enough
 	}
 	for want := range 3 {
 		done, ok := s.take(t.Context(), "192.0.2.3:1", func() { t.Error("the third address's answer was given up, although nobody waited") })

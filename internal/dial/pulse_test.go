@@ -79,7 +79,7 @@ func awaitLoss(t *testing.T, conn *grpc.ClientConn) {
 
 func TestServerThatIsFrozenIsNoticed(t *testing.T) {
 	l := serveGRPC(t)
-	conn := connectTo(t, l.Addr().String(), &Pulse{Interval: 50 * time.Millisecond, Timeout: 50 * time.Millisecond})
+	conn := connectTo(t, l.Addr().String(), &Pulse{Interval: 50 * time.Millisecond, Timeout: 3 * time.Second})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // twenty intervals
 	defer cancel()
 	if conn.WaitForStateChange(ctx, connectivity.Ready) {
@@ -92,9 +92,9 @@ func TestServerThatIsFrozenIsNoticed(t *testing.T) {
 func TestFrozenServerIsNoticedSoonerByWhoAsks(t *testing.T) {
 	l := serveGRPC(t)
 	p := &Pulse{Interval: time.Second, Timeout: 20 * time.Millisecond}
+	began := time.Now()
 	conn := connectTo(t, l.Addr().String(), p)
 	close(l.frozen)
-	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	go func() {
@@ -120,7 +120,7 @@ func sleepFor(ctx context.Context, d time.Duration) {
 func TestServerThatPingsIsNotAsked(t *testing.T) {
 	near, far := net.Pipe()
 	heard := make(chan struct{}, 100)
-	p := &Pulse{Interval: 400 * time.Millisecond, Timeout: time.Second, Heard: func() { heard <- struct{}{} }}
+	p := &Pulse{Interval: 2 * time.Second, Timeout: 20 * time.Second, Heard: func() { heard <- struct{}{} }}
 	p.InUse(true)
 	conn := p.watch(near)
 	defer func() { _ = conn.Close() }()
@@ -143,8 +143,8 @@ func TestServerThatPingsIsNotAsked(t *testing.T) {
 			unasked <- f
 		}
 	}()
-	for range 5 {
-		sleepFor(t.Context(), 300*time.Millisecond) // not to wait for something, but to be silent
+	for range 3 {
+		sleepFor(t.Context(), 1200*time.Millisecond) // not to wait for something, but to be silent
 		if err := http2.NewFramer(far, nil).WritePing(false, [8]byte{}); err != nil {
 			t.Fatal(err)
 		}

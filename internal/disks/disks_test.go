@@ -13,7 +13,7 @@ import (
 // A directory that does not answer costs one patience, and nobody else anything.
 func TestDirectoryThatDoesNotAnswerHoldsNobodyUp(t *testing.T) {
 	resumed, stood := make(chan struct{}, 1), make(chan struct{}, 1)
-	d := &Disks{Patience: 50 * time.Millisecond, Resumed: func() { resumed <- struct{}{} }, Stood: func() { stood <- struct{}{} }}
+	d := &Disks{Patience: time.Second, Resumed: func() { resumed <- struct{}{} }, Stood: func() { stood <- struct{}{} }}
 	goOn, begun := make(chan struct{}), make(chan struct{})
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
