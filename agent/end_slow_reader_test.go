@@ -70,6 +70,7 @@ const tcpListener = `{"name": "tcp", "address": {"socketAddress": {"address": %q
 
 // TestTCPThatIsReadSlowlyIsSentWhole: what Envoy has for a client that has not read it is no connection that had its time.
 func TestTCPThatIsReadSlowlyIsSentWhole(t *testing.T) {
+	t.Parallel()
 	const size = 24 << 20 // more than the kernel and Envoy keep of a connection
 	for n, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {

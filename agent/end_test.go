@@ -128,7 +128,7 @@ func TestRequestUnderWayIsFinishedAlthoughItTakesLongerThanTheDrain(t *testing.T
 			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), s.drainFor("0.5s"))
 			r := s.start(t)
 			r.waitReady()
-			late := r.getLate(3 * time.Second)
+			late := r.getLate(6 * time.Second)
 			r.signal(syscall.SIGTERM)
 			if state := r.waitState(Draining); !state.Draining || state.PID != r.envoy() || state.Version != version {
 				t.Errorf("status: %+v", state)
@@ -233,7 +233,7 @@ func TestProgressOfALongDrainIsLogged(t *testing.T) {
 
 func TestProxyServesOnDuringThePreDelay(t *testing.T) {
 	t.Parallel()
-	s := newSlowSetup(t, "127.102.5.1", "PRE_DRAIN_DELAY=1500ms")
+	s := newSlowSetup(t, "127.102.5.1", "PRE_DRAIN_DELAY=5s")
 	r := s.start(t)
 	r.waitReady()
 	r.signal(syscall.SIGTERM)

@@ -43,6 +43,7 @@ func (r *running) waitKept() {
 // TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes: on a disk what Envoy accepted is kept there, and in memory where
 // there is none, or none that can be written to.
 func TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		address string
 		prepare func(*testing.T, *setup)

@@ -107,6 +107,7 @@ func (r *running) answers(n int) {
 }
 
 func TestEnvoyThatIsKilledAndDoesNotEndIsReplacedAllTheSame(t *testing.T) {
+	t.Parallel()
 	for n, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
@@ -202,6 +203,7 @@ func TestEnvoyIsStartedUntilThePortsOfOneThatDoesNotEndAreFree(t *testing.T) {
 }
 
 func TestOldEnvoyThatDoesNotEndAfterAnUpgradeTakesNothingFromTheNewOne(t *testing.T) {
+	t.Parallel()
 	for address, way := range map[string]string{"127.88.39.1": hotRestart, "127.88.39.2": handOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
@@ -224,6 +226,7 @@ func TestOldEnvoyThatDoesNotEndAfterAnUpgradeTakesNothingFromTheNewOne(t *testin
 }
 
 func TestNewEnvoyThatFailsAndDoesNotEndTakesNothingFromTheOldOne(t *testing.T) {
+	t.Parallel()
 	for address, way := range map[string]string{"127.88.40.1": hotRestart, "127.88.40.2": handOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()

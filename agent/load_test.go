@@ -130,7 +130,7 @@ func (l *traffic) fail(kind string, err error) {
 }
 
 func (l *traffic) client(ctx context.Context, kind string, transport *http.Transport) {
-	client := &http.Client{Transport: transport, Timeout: 20 * time.Second}
+	client := &http.Client{Transport: transport, Timeout: patience}
 	l.clients.Go(func() {
 		defer transport.CloseIdleConnections()
 		for ctx.Err() == nil {
@@ -231,7 +231,7 @@ func openStreams(t *testing.T, address string) *stream {
 // alive checks that both still are.
 func (s *stream) alive() {
 	s.t.Helper()
-	_ = s.tcp.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = s.tcp.SetDeadline(time.Now().Add(patience))
 	var answer [4]byte
 	_, err := s.tcp.Write([]byte("ping"))
 	if err == nil {

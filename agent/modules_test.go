@@ -166,6 +166,7 @@ func networkFilter(t *testing.T, url string) *anypb.Any {
 }
 
 func TestEnvoyGetsModulesThatComeLateInBothProtocols(t *testing.T) {
+	t.Parallel()
 	for i, delta := range []string{"true", "false"} {
 		t.Run("delta "+delta, func(t *testing.T) {
 			t.Parallel()
@@ -231,6 +232,7 @@ var moduleCases = []struct {
 
 // The Envoy between these, as it is published for Python, has no V8.
 func TestEnvoyRunsModulesThatTheAgentFetches(t *testing.T) {
+	t.Parallel()
 	for i, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()

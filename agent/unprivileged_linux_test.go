@@ -172,6 +172,7 @@ func TestEnvoyThatTheProxyUserMayNotRunIsToldOf(t *testing.T) {
 
 // A container's root has no SYS_PTRACE as a rule, and may not look at the sockets of another user's Envoy then.
 func TestConnectionsOfAnotherUsersEnvoyHaveTheirTimeThoughTheyCannotBeSeen(t *testing.T) {
+	t.Parallel()
 	for way, address := range map[string]string{hotRestart: "127.170.25.1", handOver: "127.170.26.1"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()

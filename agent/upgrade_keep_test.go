@@ -6,11 +6,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 func TestRequestsOfTheOldEnvoyAreFinishedThoughItsTimeIsOver(t *testing.T) {
+	t.Parallel()
 	for address, way := range map[string]string{"127.88.44.1": hotRestart, "127.88.44.2": handOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
@@ -18,7 +20,7 @@ func TestRequestsOfTheOldEnvoyAreFinishedThoughItsTimeIsOver(t *testing.T) {
 			s.args = append(s.args, "--restart")
 			r := s.start(t)
 			r.waitReady()
-			late := r.getLate(patience / 2)
+			late := r.getLate(6 * time.Second)
 			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "1s", "--wait")
 			if got := <-late; got.code != http.StatusOK {
 				t.Errorf("the request that the old Envoy had: %+v", got)
@@ -33,6 +35,7 @@ func TestRequestsOfTheOldEnvoyAreFinishedThoughItsTimeIsOver(t *testing.T) {
 }
 
 func TestRequestThatOutlastsAllTimesDoesNotKeepTheOldEnvoy(t *testing.T) {
+	t.Parallel()
 	for address, way := range map[string]string{"127.88.45.1": hotRestart, "127.88.45.2": handOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()

@@ -73,6 +73,7 @@ func (r *running) alone(pid int) {
 }
 
 func TestUpgradeLosesNoRequest(t *testing.T) {
+	t.Parallel()
 	newest := testenv.EnvoyVersion
 	for i, c := range []struct{ from, to, way string }{
 		{testenv.OldEnvoyVersion, newest, hotRestart},
@@ -118,6 +119,7 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 }
 
 func TestOldEnvoyEndsWhenItsLastConnectionHas(t *testing.T) {
+	t.Parallel()
 	for address, way := range map[string]string{"127.88.36.1": hotRestart, "127.88.36.2": handOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
