@@ -292,3 +292,32 @@ func TestFieldsWithoutEffectExist(t *testing.T) {
 		}
 	}
 }
+
+func TestConditionsOnClaims(t *testing.T) {
+	const to = "route: [{destination: {host: a}}]"
+	rule := func(claim, more string) string {
+		return "hosts: [a]\n" + more + "\nhttp: [{match: [{headers: {'" + claim + "': {exact: b}}}], " + to + "}]"
+	}
+	for claim, want := range map[string]string{
+		"@request.auth.claims.groups": "groups", "@Request.Auth.Claims.realm.Roles": "realm Roles", "@request.auth.claims[a.b][https://c/d]": "a.b https://c/d",
+		"@request.auth.claims[a.b]": "a.b", "@request.auth.claims": "", "@request.auth.claims.": "", "@request.auth.claims..a": "", "@request.auth.claims[]": "",
+		"@request.auth.claims[a][]": "", "@request.auth.claims[a": "", "@request.auth.claims[": "", "@request.auth.claimsa": "",
+	} {
+		path, is := RoutingClaim(claim)
+		if got := strings.Join(path, " "); got != want || !is {
+			t.Errorf("%s is %q, %v", claim, got, is)
+		}
+		resources, problems := Parse("f.yaml", []byte(wrap("VirtualService", rule(claim, "gateways: [edge]"))))
+		if (want != "") != (len(resources) == 1 && len(problems) == 0) {
+			t.Errorf("%s: %v", claim, problems)
+		}
+	}
+	for _, header := range []string{"request.auth.claims.groups", "@request.auth.claim", "x"} {
+		if _, is := RoutingClaim(header); is {
+			t.Errorf("%s is taken for a claim", header)
+		}
+	}
+	at := "spec.http[0].match[0].headers[@request.auth.claims.a]"
+	check(t, wrap("VirtualService", rule("@request.auth.claims.a", "gateways: [mesh]")), complaint{Warning, at, "@request.auth.claims.a", "never matches"})
+	check(t, wrap("VirtualService", rule("@request.auth.claims[]", "")), complaint{Error, "spec.http[0].match[0].headers[@request.auth.claims[]]", "@request.auth.claims[]", "names no claim"})
+}

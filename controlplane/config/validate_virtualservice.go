@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -34,6 +35,23 @@ func validateVirtualService(s scope, vs *networking.VirtualService) {
 		s.item("tcp", i).tcpRoute(r)
 	}
 	s.field("exportTo").exportTo(vs.GetExportTo())
+	s.claimsAtGateways(vs)
+}
+
+// claimsAtGateways tells of conditions on tokens where no gateway would look at one before it routes.
+func (s scope) claimsAtGateways(vs *networking.VirtualService) {
+	if len(vs.GetHosts()) == 0 || slices.ContainsFunc(vs.GetGateways(), func(name string) bool { return name != "mesh" }) {
+		return
+	}
+	for i, r := range vs.GetHttp() {
+		for j, m := range r.GetMatch() {
+			for name := range m.GetHeaders() {
+				if _, claim := RoutingClaim(name); claim {
+					s.item("http", i).item("match", j).field("headers").key(name).warn(name, "never matches: sidecars verify no token before they route", "bind the VirtualService to a gateway")
+				}
+			}
+		}
+	}
 }
 
 // delegate checks a VirtualService that others hand requests to, by what it must not have.
@@ -135,7 +153,15 @@ func (s scope) httpMatch(m *networking.HTTPMatchRequest) {
 func (s scope) headerMatches(matches map[string]*networking.StringMatch) {
 	for name, match := range matches {
 		at := s.key(name)
-		at.headerName(name)
+		path, claim := RoutingClaim(name)
+		switch {
+		case !claim:
+			at.headerName(name)
+		case path == nil:
+			at.refuse(name, "names no claim", "write @request.auth.claims.groups, or @request.auth.claims[realm_access][roles] for one in another")
+		case len(name) > maxHeader:
+			at.refuse(name, fmt.Sprintf("%d bytes for a claim's name; at most %d are taken", len(name), maxHeader), "shorten it")
+		}
 		switch pseudo := strings.ToLower(name); pseudo {
 		case ":path", ":method", ":authority", ":scheme":
 			at.warn(name, "cannot be matched as a header", "use uri, method, authority or scheme")
@@ -159,6 +185,27 @@ func (s scope) stringMatch(m *networking.StringMatch) {
 			s.field("prefix").refuse("", "an empty prefix", "leave the match out to take everything")
 		}
 	}
+}
+
+// claimPrefix begins the names of matches on headers that are about the token of a request instead.
+const claimPrefix = "@request.auth.claims"
+
+// RoutingClaim says whether a match on a header of this name is one on a claim of the request's token, and on which: nil where
+// none is named. Claims within claims are parted by dots, or where their names have dots, each stands in brackets.
+func RoutingClaim(name string) (path []string, claim bool) {
+	if len(name) < len(claimPrefix) || !strings.EqualFold(name[:len(claimPrefix)], claimPrefix) {
+		return nil, false
+	}
+	switch rest := name[len(claimPrefix):]; {
+	case strings.HasPrefix(rest, "."):
+		path = strings.Split(rest[1:], ".")
+	case strings.HasPrefix(rest, "[") && strings.HasSuffix(rest, "]"):
+		path = strings.Split(rest[1:len(rest)-1], "][")
+	}
+	if slices.Contains(path, "") {
+		return nil, true
+	}
+	return path, true
 }
 
 var headerToken = regexp.MustCompile("^:?[!#$%&'*+.^_`|~0-9A-Za-z-]+$")

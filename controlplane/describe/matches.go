@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // matchWords say which requests a route is for: those with all conditions of one of its matches.
@@ -29,15 +31,23 @@ func requestConditions(m *networking.HTTPMatchRequest) []string {
 	parts := slices.Concat(stringWords(path, m.GetUri()), stringWords("scheme", m.GetScheme()), stringWords("method", m.GetMethod()),
 		stringWords("authority", m.GetAuthority()))
 	for _, name := range slices.Sorted(maps.Keys(m.GetHeaders())) {
-		parts = append(parts, valueWords("header", name, m.GetHeaders()[name]))
+		parts = append(parts, headerWords(name, m.GetHeaders()[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.GetWithoutHeaders())) {
-		parts = append(parts, "not "+valueWords("header", name, m.GetWithoutHeaders()[name]))
+		parts = append(parts, "not "+headerWords(name, m.GetWithoutHeaders()[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.GetQueryParams())) {
 		parts = append(parts, valueWords("query parameter", name, m.GetQueryParams()[name]))
 	}
 	return append(parts, placeWords(m.GetPort(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetGateways())...)
+}
+
+// headerWords are about a header, or the claim of a token that the name stands for.
+func headerWords(name string, m *networking.StringMatch) string {
+	if path, claim := config.RoutingClaim(name); claim {
+		return valueWords("claim", strings.Join(path, "."), m)
+	}
+	return valueWords("header", name, m)
 }
 
 // placeWords say where requests or connections come from and arrive.

@@ -100,8 +100,9 @@ func TestTablesSayWhatRoutesAskForAndHowClustersConnect(t *testing.T) {
 	}{
 		{"routes", xds.RouteType, `{"name": "80", "virtualHosts": [{"name": "a", "domains": ["a"], "routes": [
 			{"match": {"path": "/q", "caseSensitive": false, "queryParameters": [{"name": "v", "stringMatch": {"exact": "1"}}, {"name": "w"}]}, "directResponse": {"status": 204}},
-			{"match": {"prefix": "/old", "headers": [{"name": "x", "stringMatch": {"prefix": "y"}, "invertMatch": true}]}, "redirect": {"schemeRedirect": "https", "hostRedirect": "b.example", "portRedirect": 8443, "pathRedirect": "/new"}}
-		]}]}`, []string{"/q ?v=1 ?w (in any case)  204", "/old* not x=y*            redirect https://b.example:8443/new"}},
+			{"match": {"prefix": "/old", "headers": [{"name": "x", "stringMatch": {"prefix": "y"}, "invertMatch": true}]}, "redirect": {"schemeRedirect": "https", "hostRedirect": "b.example", "portRedirect": 8443, "pathRedirect": "/new"}},
+			{"match": {"prefix": "/", "dynamicMetadata": [{"path": [{"key": "payload"}, {"key": "groups"}], "value": {"orMatch": {"valueMatchers": [{"stringMatch": {"exact": "a"}}, {}]}}, "invert": true}]}, "directResponse": {"status": 205}}
+		]}]}`, []string{"/* not metadata payload.groups=a  205", "/q ?v=1 ?w (in any case)          204", "/old* not x=y*                    redirect https://b.example:8443/new"}},
 		{"clusters", xds.ClusterType, `{"name": "outbound|80||a", "type": "EDS", "transportSocketMatches": [
 			{"transportSocket": {"name": "envoy.transport_sockets.upstream_proxy_protocol", "typedConfig": {"transportSocket": {"name": "envoy.transport_sockets.tls", "typedConfig": {"commonTlsContext": {"tlsCertificateSdsSecretConfigs": [{}]}}}}}},
 			{"transportSocket": {"name": "envoy.transport_sockets.raw_buffer"}}

@@ -161,6 +161,9 @@ func matchText(m tree) string {
 	for _, q := range m.at("queryParameters").list() {
 		parts = append(parts, "?"+q.at("name").text()+valueText(q.at("stringMatch")))
 	}
+	for _, d := range m.at("dynamicMetadata").list() {
+		parts = append(parts, metadataText(d))
+	}
 	if m.at("caseSensitive").text() == "false" {
 		parts = append(parts, "(in any case)")
 	}
@@ -170,6 +173,22 @@ func matchText(m tree) string {
 func headerText(h tree) string {
 	text := h.at("name").text() + valueText(h.at("stringMatch"))
 	if h.at("invertMatch").text() == "true" {
+		text = "not " + text
+	}
+	return text
+}
+
+// metadataText is what is asked of what filters found out of a request: the claims of its token.
+func metadataText(m tree) string {
+	var keys []string
+	for _, segment := range m.at("path").list() {
+		keys = append(keys, segment.at("key").text())
+	}
+	text := "metadata " + strings.Join(keys, ".")
+	if ways := m.at("value", "orMatch", "valueMatchers").list(); len(ways) > 0 { // a text, or one in a list: alike but for that
+		text += valueText(ways[0].at("stringMatch"))
+	}
+	if m.at("invert").text() == "true" {
 		text = "not " + text
 	}
 	return text

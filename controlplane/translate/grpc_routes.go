@@ -2,6 +2,7 @@ package translate
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -101,9 +102,12 @@ func grpcMatches(from *routev3.RouteMatch, authority string) []*routev3.RouteMat
 	if len(from.GetQueryParameters()) > 0 {
 		return nil // no gRPC request has any
 	}
+	if slices.ContainsFunc(from.GetDynamicMetadata(), func(claim *matcherv3.MetadataMatcher) bool { return !claim.GetInvert() }) {
+		return nil // nobody verifies tokens here
+	}
 	known := map[string]string{":method": "POST", ":scheme": "http", ":authority": authority}
 	base := proto.Clone(from).(*routev3.RouteMatch)
-	base.Headers = nil
+	base.Headers, base.DynamicMetadata = nil, nil
 	out := []*routev3.RouteMatch{base}
 	for _, h := range from.GetHeaders() {
 		if value, ok := known[h.GetName()]; ok {

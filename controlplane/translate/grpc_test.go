@@ -60,3 +60,35 @@ spec: {action: `+c.action+`, rules: [{when: [`+c.when+`]}]}
 		}
 	}
 }
+
+// TestGRPCCallersHaveNoClaims: a route for those of a token is not one for all, as gRPC would take a condition that it does not know.
+func TestGRPCCallersHaveNoClaims(t *testing.T) {
+	t.Parallel()
+	m := newTestMesh(t, nil, `
+apiVersion: v1
+kind: Service
+metadata: {name: a, namespace: default}
+spec: {selector: {app: a}, ports: [{name: grpc, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: a, namespace: default}
+spec:
+  hosts: [a]
+  http:
+  - {name: with, match: [{headers: {"@request.auth.claims.groups": {exact: admin}}}], route: [{destination: {host: a}}]}
+  - {name: without, match: [{withoutHeaders: {"@request.auth.claims.groups": {exact: admin}}}], route: [{destination: {host: a}}]}
+`)
+	p := &translate.Proxy{Namespace: "default", Proxyless: true, Address: netip.MustParseAddr("127.0.0.1")}
+	got, err := translate.Proxyless(m.snap, p, xds.RouteType, []string{"a:80"})
+	if err != nil || len(got) != 1 {
+		t.Fatal(got, err)
+	}
+	data, err := protojson.Marshal(got[0].Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.ReplaceAll(string(data), " ", ""); strings.Contains(text, `"with"`) || strings.Contains(text, "claims") || strings.Contains(text, "groups") || !strings.Contains(text, `"without"`) {
+		t.Error(text)
+	}
+}

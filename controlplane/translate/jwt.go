@@ -86,6 +86,7 @@ func (v view) jwtProvider(rule jwtRule) *jwtv3.JwtProvider {
 		FromCookies:          rule.GetFromCookies(),
 		ForwardPayloadHeader: rule.GetOutputPayloadToHeader(),
 		PayloadInMetadata:    tokenPayload,
+		ClearRouteCache:      v.p.Type == Router, // whose routes may ask for claims
 		NormalizePayloadInMetadata: &jwtv3.JwtProvider_NormalizePayload{
 			SpaceDelimitedClaims: spaceDelimited(rule.GetSpaceDelimitedClaims()),
 		},

@@ -205,3 +205,52 @@ spec: {selector: {matchLabels: {app: server}}, jwtRules: [{issuer: inside, jwksU
 		w.expect(401, "", ask(stranger))
 	})
 }
+
+// TestGatewaysRouteByClaims: by those of tokens that were verified, and by no others.
+func TestGatewaysRouteByClaims(t *testing.T) {
+	bothEnvoys(t, 173011, func(t *testing.T, version string, network int) {
+		issuer, stranger := newTokenIssuer(t, "one"), newTokenIssuer(t, "one")
+		w := newWorld(t, version, network, pair, strings.Replace(issuer.rules(""), "app: server", "istio: edge", 1), `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: back}
+spec: {selector: {istio: edge}, servers: [{port: {number: 8080, name: http, protocol: HTTP}, hosts: ["*"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: claims, namespace: back}
+spec:
+  hosts: ["*"]
+  gateways: [edge]
+  http:
+  - {match: [{headers: {"@request.auth.claims.groups": {exact: admin}}}], directResponse: {status: 200, body: {string: group}}}
+  - {match: [{headers: {"@request.auth.claims[realm.access][roles]": {prefix: ops-}}}], directResponse: {status: 200, body: {string: nested}}}
+  - {match: [{headers: {"@request.auth.claims.email": {regex: ".*@example.com"}}}], directResponse: {status: 200, body: {string: email}}}
+  - {match: [{headers: {"@request.auth.claims.scope": {exact: write}}}], directResponse: {status: 200, body: {string: scope}}}
+  - {match: [{headers: {"@request.auth.claims.tenant": {}}}], directResponse: {status: 200, body: {string: tenant}}}
+  - {match: [{uri: {prefix: /anybody}, withoutHeaders: {"@request.auth.claims.sub": {exact: mallory}}}], directResponse: {status: 200, body: {string: anybody}}}
+`)
+		w.proxy("router edge.back NET.5.1 istio=edge", "back/edge")
+		ask := func(path string, headers ...string) func() answer {
+			return func() answer { return w.through("", "http://NET.5.1:8080"+path, headers...) }
+		}
+		with := func(claims map[string]any) string { return "Authorization=Bearer " + issuer.token(claims) }
+		for want, claims := range map[string]map[string]any{
+			"group":  {"groups": []string{"users", "admin"}},
+			"nested": {"realm.access": map[string]any{"roles": []string{"ops-1"}}},
+			"email":  {"email": "a@example.com"},
+			"scope":  {"scope": "read write"},
+			"tenant": {"tenant": "t"},
+		} {
+			w.expect(200, want, ask("/", with(claims)))
+		}
+		w.expect(200, "group", ask("/", with(map[string]any{"groups": "admin"})))
+		w.expect(404, "", ask("/"))
+		w.expect(404, "", ask("/", with(nil)))
+		w.expect(404, "", ask("/", with(map[string]any{"groups": "administrator"})))
+		w.expect(401, "", ask("/", "Authorization=Bearer "+stranger.token(map[string]any{"groups": "admin"})))
+		w.expect(200, "anybody", ask("/anybody"))
+		w.expect(200, "anybody", ask("/anybody", with(nil)))
+		w.expect(404, "", ask("/anybody", with(map[string]any{"sub": "mallory"})))
+	})
+}

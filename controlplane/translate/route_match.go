@@ -28,9 +28,18 @@ func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.GetHeaders())) {
+		if claim, ok := claimMatch(name, m.GetHeaders()[name]); ok {
+			out.DynamicMetadata = append(out.DynamicMetadata, claim)
+			continue
+		}
 		out.Headers = append(out.Headers, headerMatch(name, m.GetHeaders()[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.GetWithoutHeaders())) {
+		if claim, ok := claimMatch(name, m.GetWithoutHeaders()[name]); ok {
+			claim.Invert = true
+			out.DynamicMetadata = append(out.DynamicMetadata, claim)
+			continue
+		}
 		h := headerMatch(name, m.GetWithoutHeaders()[name])
 		h.InvertMatch = true
 		// A header that is missing has not the value: without this Envoy would not match.
@@ -41,6 +50,19 @@ func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
 		out.QueryParameters = append(out.QueryParameters, queryMatch(name, m.GetQueryParams()[name]))
 	}
 	return out
+}
+
+// claimMatch is a match on a claim of the request's token, for a name of a header that stands for one.
+func claimMatch(name string, m *networking.StringMatch) (*matcherv3.MetadataMatcher, bool) {
+	path, ok := config.RoutingClaim(name)
+	if !ok {
+		return nil, false
+	}
+	value := &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_PresentMatch{PresentMatch: true}}
+	if s := stringMatch(m); s != nil {
+		value = stringOrList(s)
+	}
+	return metadataMatcher(jwtFilterName, append([]string{tokenPayload}, path...), value), true
 }
 
 func matchPath(out *routev3.RouteMatch, m *networking.HTTPMatchRequest) {

@@ -115,7 +115,7 @@ func (r routing) routes(vs *snapshot.VirtualService) []*routev3.Route {
 }
 
 func matchesEverything(m *routev3.RouteMatch) bool {
-	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0
+	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0 && len(m.GetDynamicMetadata()) == 0
 }
 
 // route is one rule under one of its conditions.
