@@ -92,7 +92,7 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	}
 	env := s.env
 	for setting, want := range map[string]string{
-		"ISTIO_BOOTSTRAP_OVERRIDE=pipe.json":             "pipe.json is no file",
+		"ISTIO_BOOTSTRAP_OVERRIDE=pipe.json":             "pipe.json is no plain file",
 		"ISTIO_BOOTSTRAP_OVERRIDE=missing.json":          "missing.json: no such file",
 		"ISTIO_BOOTSTRAP_OVERRIDE=broken.json":           "broken.json",
 		"ISTIO_BOOTSTRAP_OVERRIDE=unknown.json":          "static_resorces",

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
 )
 
@@ -52,7 +53,7 @@ const mostConfiguration = 4 << 20
 // meshFile reads Istio's MeshConfig; a file that is not there says nothing.
 func (r *resolver) meshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
 	mesh := &meshv1.MeshConfig{}
-	b, err := readAtMost(file, mostConfiguration)
+	b, err := plainfile.Read(file, mostConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {
 		return mesh, nil, nil
 	}

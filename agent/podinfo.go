@@ -6,11 +6,13 @@ import (
 	"io/fs"
 	"strconv"
 	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 // readPodInfo reads labels or annotations as Kubernetes' downward API writes them. A file that is not there is no pod's.
 func readPodInfo(file string) (map[string]string, error) {
-	b, err := readAtMost(file, mostConfiguration)
+	b, err := plainfile.Read(file, mostConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -2,15 +2,14 @@ package agent
 
 import (
 	"fmt"
-	"io"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 // Limits are what the machine lets this process use; false where it does not bound it.
@@ -64,7 +63,7 @@ func (r *resolver) bootstrapFile(setting, file, source string) []byte {
 		return nil
 	}
 	r.env.note(setting, file, source)
-	data, err := readAtMost(file, mostOverride)
+	data, err := plainfile.Read(file, mostOverride)
 	if err != nil {
 		r.fail("%s: %w; mount the file, or take the setting away", source, err)
 		return nil
@@ -73,23 +72,6 @@ func (r *resolver) bootstrapFile(setting, file, source string) []byte {
 		r.fail("%s: %s is empty; write a bootstrap, or take the setting away", source, file)
 	}
 	return data
-}
-
-func readAtMost(file string, limit int64) ([]byte, error) {
-	// A pipe that nobody writes to would be waited for without end.
-	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
-		return nil, fmt.Errorf("%s is no file (%s)", file, info.Mode().Type())
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("%s is larger than %d bytes", file, limit)
-	}
-	return data, err
 }
 
 // leastMemory is less than any Envoy lives on: who names less has left out the unit.

@@ -4,16 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 )
 
 // mostToken is how long a workload's token may be.
@@ -43,27 +42,15 @@ func (f FileFetcher) Fetch(context.Context) (Secret, error) {
 }
 
 func (f FileFetcher) read() (Secret, error) {
-	info, err := os.Stat(f.Path)
+	data, err := plainfile.Read(f.Path, mostToken)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("the token file %s does not exist: mount the projected service account token there", f.Path)
 	}
 	if err != nil {
 		return "", fmt.Errorf("token file: %w", err)
 	}
-	if !info.Mode().IsRegular() { // a pipe would be waited for
-		return "", fmt.Errorf("the token file %s is not a regular file", f.Path)
-	}
-	file, err := os.Open(f.Path)
-	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
-	}
-	defer func() { _ = file.Close() }()
-	data, err := io.ReadAll(io.LimitReader(file, mostToken+1))
-	if err != nil {
-		return "", fmt.Errorf("token file %s: %w", f.Path, err)
-	}
 	token := Secret(strings.TrimSpace(string(data)))
-	if len(data) > mostToken || !isCredential(token) {
+	if !isCredential(token) {
 		return "", fmt.Errorf("the token file %s holds no token", f.Path)
 	}
 	return token, nil
