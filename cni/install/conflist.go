@@ -271,7 +271,16 @@ func readNetwork(path string) (*network, error) {
 		}
 		return nil, nil
 	}
-	return parseNetwork(path, f.content)
+	n, err := parseNetwork(path, f.content)
+	switch list := filepath.Ext(path) == ".conflist"; {
+	case err != nil:
+		return nil, err
+	case n.list && !list:
+		return nil, fmt.Errorf("CNI configuration %s is a list of plugins, which runtimes take from a file *.conflist alone: rename it", path)
+	case !n.list && list:
+		return nil, fmt.Errorf("CNI configuration %s is no list of plugins, as runtimes expect of a file *.conflist: rename it to *.conf", path)
+	}
+	return n, nil
 }
 
 // errShadowed says that runtimes may take another file than the one that has the plugin.

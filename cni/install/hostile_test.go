@@ -40,8 +40,9 @@ func TestFirstConfigurationThatCannotBeReadIsToldAndNotReady(t *testing.T) {
 		"plugins elsewhere": func(n *node, path string) error {
 			return os.WriteFile(path, []byte(`{"cniVersion":"1.1.0","name":"x"}`), 0o644)
 		},
-		"pipe":   func(n *node, path string) error { return syscall.Mkfifo(path, 0o644) },
-		"folder": func(n *node, path string) error { return os.Mkdir(path, 0o755) },
+		"a single plugin": func(n *node, path string) error { return os.WriteFile(path, []byte(bridgeSingle), 0o644) },
+		"pipe":            func(n *node, path string) error { return syscall.Mkfifo(path, 0o644) },
+		"folder":          func(n *node, path string) error { return os.Mkdir(path, 0o755) },
 	} {
 		for _, mode := range []Mode{Chained, DropIn} {
 			t.Run(name+" "+string(mode), func(t *testing.T) {
@@ -69,6 +70,23 @@ func TestFirstConfigurationThatCannotBeReadIsToldAndNotReady(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Some runtimes pass over such a file, and take the next.
+func TestListInTheFileOfASinglePluginIsNotTakenForThePrimary(t *testing.T) {
+	n := newNode(t, "10-podnet.conflist", bridgeList)
+	other := strings.Replace(bridgeList, "podnet", "x", 1)
+	n.write("net.d/00-x.conf", other)
+	in := n.installer()
+	if _, err := in.Install(); !errors.Is(err, errShadowed) || !strings.Contains(err.Error(), "rename it") || in.Health().OK {
+		t.Errorf("ready: %v, %v", in.Health().OK, err)
+	}
+	if text, err := os.ReadFile(n.path("net.d/00-x.conf")); err != nil || string(text) != other {
+		t.Errorf("%q, %v", text, err)
+	}
+	if !n.installed() {
+		t.Error("the configuration that runtimes take then is without the plugin")
 	}
 }
 
