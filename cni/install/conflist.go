@@ -203,10 +203,13 @@ func marshal(fields map[string]any) ([]byte, error) {
 var errNoNetwork = errors.New("no primary CNI plugin has put its configuration there yet")
 
 // primary finds the configuration that container runtimes take: the first, by name, that can be read and that is not ours
-// alone. A name asks for that one.
+// alone. A name asks for that one, whether it is of a list yet or of a single plugin.
 func primary(dir, name string) (*network, error) {
 	if name != "" {
 		n, err := readNetwork(filepath.Join(dir, name))
+		if err == nil && n == nil {
+			n, err = readNetwork(filepath.Join(dir, otherForm(name)))
+		}
 		if err == nil && n == nil {
 			err = fmt.Errorf("%w: %s is not in %s", errNoNetwork, name, dir)
 		}
@@ -228,6 +231,15 @@ func primary(dir, name string) (*network, error) {
 		return nil, broken.err
 	}
 	return nil, fmt.Errorf("%w: %s", errNoNetwork, dir)
+}
+
+// otherForm is the name of the file of a list for that of a single plugin, and the other way round.
+func otherForm(name string) string {
+	ext := filepath.Ext(name)
+	if ext == ".conflist" {
+		return strings.TrimSuffix(name, ext) + ".conf"
+	}
+	return strings.TrimSuffix(name, ext) + ".conflist"
 }
 
 // unreadable is a configuration that cannot be read.

@@ -146,6 +146,23 @@ func (n *node) chain() []string {
 	return []string{conf.Network.Type}
 }
 
+func TestNamedConfigurationIsFoundInEitherForm(t *testing.T) {
+	for _, name := range []string{"10-podnet.conf", "10-podnet.conflist"} {
+		n := newNode(t, "10-podnet.conf", bridgeSingle)
+		in := n.installer(func(c *Config) { c.ConfName = name })
+		for range 2 { // the second finds what the first has made of it
+			if _, err := in.Install(); err != nil || !in.Health().OK {
+				t.Errorf("%s: %v", name, err)
+			}
+			n.wantChain("bridge", PluginType)
+		}
+		if err := in.Uninstall(); err != nil {
+			t.Error(err)
+		}
+		n.wantChain("bridge")
+	}
+}
+
 func (n *node) wantChain(want ...string) {
 	n.t.Helper()
 	if got := n.chain(); strings.Join(got, " ") != strings.Join(want, " ") {
