@@ -107,7 +107,7 @@ func TestBadAnswersChangeNothing(t *testing.T) {
 				c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(-time.Minute)
 			}
 			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
-		}, "expired"},
+		}, "look at the clocks, if it is a new one"},
 		"from the future": {func(csr *x509.CertificateRequest) ([]string, error) {
 			edit := func(c *x509.Certificate) {
 				c.NotBefore, c.NotAfter = time.Now().Add(5*time.Hour), time.Now().Add(6*time.Hour)

@@ -115,7 +115,7 @@ func (c *CASource) checkOwn(own, roots []*x509.Certificate) (signed, error) {
 	}
 	now := c.config.Clock.Now()
 	if now.After(leaf.NotAfter) {
-		return signed{}, fmt.Errorf("the certificate expired at %s", leaf.NotAfter)
+		return signed{}, fmt.Errorf("the certificate expired at %s, and here it is %s: look at the clocks, if it is a new one", leaf.NotAfter, now)
 	}
 	if leaf.NotBefore.After(now.Add(clockSkew)) {
 		return signed{}, fmt.Errorf("the certificate is not valid before %s, and here it is %s: look at the clocks", leaf.NotBefore, now)
