@@ -297,13 +297,14 @@ func series(name string, from, to int) string {
 	return b.String()
 }
 
-// Ten million series pass through one scrape, and the server's memory stays where it was.
-func TestTenMillionSeriesNeedNoMemory(t *testing.T) {
+// Five million series pass through one scrape, and the server's memory stays where it was: eight bytes of each would show. They
+// have to pass within the minute that a scrape may take.
+func TestFiveMillionSeriesNeedNoMemory(t *testing.T) {
 	runtime.GC() // of what other tests left
 	app := target(t, "big/metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain")
 		_, _ = io.WriteString(w, "# TYPE app_series gauge\n")
-		for n := range 1000 {
+		for n := range 500 {
 			if _, err := io.WriteString(w, series("app_series", n*10_000, (n+1)*10_000)); err != nil {
 				return
 			}
@@ -327,7 +328,7 @@ func TestTenMillionSeriesNeedNoMemory(t *testing.T) {
 	if _, err := io.Copy(counter, resp.Body); err != nil {
 		t.Fatal(err)
 	}
-	if counter.lines < 10_000_000 {
+	if counter.lines < 5_000_000 {
 		t.Errorf("%d lines", counter.lines)
 	}
 	if most.Load() > 32<<20 { // of the whole test, with client and application
