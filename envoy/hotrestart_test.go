@@ -228,6 +228,7 @@ func TestUnknownSharedMemoryIsLeftAlone(t *testing.T) {
 
 func TestNewerEnvoyOutlivesAnOlderOneThatDied(t *testing.T) {
 	e := newEpochs(t, "127.42.22.1")
+	e.ParentShutdown = 6 * time.Second // in which the older one dies and is stood in for, on a busy machine too
 	old := e.start(testenv.EnvoyVersion, "hello.yaml")
 	e.admin("LIVE")
 	before := e.HotRestart
@@ -240,7 +241,7 @@ func TestNewerEnvoyOutlivesAnOlderOneThatDied(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer end()
-	// It gives the older one its order to end after a second, and would find it gone.
+	// It gives the older one its order to end after that time, and would find it gone.
 	for until := time.Now().Add(e.ParentShutdown + time.Second); time.Now().Before(until); {
 		e.hello()
 		e.admin("LIVE")
