@@ -204,14 +204,20 @@ func (d *Description) calls(scope *snapshot.Scope) {
 		d.Scope = append(d.Scope, "calls to hosts that the mesh does not know are refused (REGISTRY_ONLY)")
 	}
 	for _, vs := range scope.VirtualServices {
-		var hosts []string
+		var hosts, dead []string
 		for _, host := range vs.Hosts {
-			if scope.VirtualService(host) == vs {
+			svc := scope.Named(host)
+			switch {
+			case svc != nil && svc != scope.Service(host):
+				dead = append(dead, fmt.Sprintf("%s is another name of %s, whose rules count", host, svc.Hostname))
+			case scope.VirtualService(host) == vs:
 				hosts = append(hosts, host)
+			default:
+				dead = append(dead, "older rules have "+host)
 			}
 		}
 		if len(hosts) == 0 {
-			d.Outbound = append(d.Outbound, document(vs.Resource, "has no effect: older rules have its hosts"))
+			d.Outbound = append(d.Outbound, document(vs.Resource, "has no effect: "+strings.Join(dead, ", ")))
 			continue
 		}
 		d.Outbound = append(d.Outbound, document(vs.Resource, slices.Concat(

@@ -130,7 +130,7 @@ Serves page.shop.svc.cluster.local:7000 (TCP, at its port 7000)
   accepts plaintext only (DISABLE), as PeerAuthentication shop/page says
 
 `, `VirtualService shop/second  a.yaml:12:1
-      has no effect: older rules have its hosts
+      has no effect: older rules have page.shop.svc.cluster.local
 `, "ALLOW_ANY"},
 			lacks: []string{"way-in"},
 		},
@@ -154,6 +154,39 @@ Serves page.shop.svc.cluster.local:7000 (TCP, at its port 7000)
 			if strings.Contains(text, not) {
 				t.Errorf("the description of %s has %q:\n%s", c.proxy.Name, not, text)
 			}
+		}
+	}
+}
+
+// TestARuleForAnotherNameOfAServiceIsNoRule for calls, but for the hosts that it has beside that.
+func TestARuleForAnotherNameOfAServiceIsNoRule(t *testing.T) {
+	text := words(t, `
+apiVersion: v1
+kind: Service
+metadata: {name: page, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: page}, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: leaf, namespace: shop}
+spec: {type: ExternalName, externalName: page.shop.svc.cluster.local}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: alias, namespace: shop}
+spec: {hosts: [leaf], http: [{directResponse: {status: 451}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: both, namespace: shop}
+spec: {hosts: [leaf, page], http: [{directResponse: {status: 418}}]}
+`, &translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}})
+	for _, want := range []string{
+		"VirtualService shop/alias  a.yaml:12:1\n      has no effect: leaf.shop.svc.cluster.local is another name of page.shop.svc.cluster.local, whose rules count\n",
+		"VirtualService shop/both  a.yaml:17:1\n      calls to page.shop.svc.cluster.local\n      requests are answered with 418\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the description lacks %q:\n%s", want, text)
 		}
 	}
 }
