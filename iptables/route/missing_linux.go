@@ -12,8 +12,8 @@ import (
 )
 
 // missing gives the changes that add the rule and the route of a family if they are not there, which the kernel is asked by
-// adding them, in the order that leftOver relies on. A route of somebody else's that is the same is used. A rule is not: ours is added beside it, which the kernel
-// tells from it by its protocol, so that it does not go when the other one does.
+// adding them, in the order that leftOver relies on. A route of somebody else's that is the same is used. A rule is not: ours
+// is added beside it, which the kernel tells from it by its protocol, so that it does not go when the other one does.
 func (k *session) missing(want *iptables.Routing, f family) []change {
 	what, rule := k.ruleChange(policyRule(want, f), f.name)
 	out := []change{k.unlessThere(what, rule.undo, func(k *session) error { return k.addRule(want, f) },

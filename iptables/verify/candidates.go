@@ -27,35 +27,50 @@ func (s *sampler) candidates() iter.Seq[iptables.Packet] {
 func (s *sampler) groups(n names) iter.Seq[[]iptables.Packet] {
 	return func(yield func([]iptables.Packet) bool) {
 		for _, f := range s.families() {
-			usual := []netip.Addr{s.outside(f), s.own[f], loopback(f)}
-			for _, port := range n.ports {
-				some := []iptables.Packet{s.inbound(f, iptables.TCP, port)}
-				for _, to := range usual {
-					some = append(some, s.owned(n, to, port)...)
-				}
-				if !yield(some) {
-					return
-				}
-			}
-			for _, to := range n.addresses[f] {
-				if !yield(append(s.owned(n, to, s.port), s.owned(n, to, 53)...)) {
-					return
-				}
-			}
-			for _, name := range n.interfaces {
-				for _, port := range n.ports {
-					if !yield(s.byInterface(name, usual[0], port)) {
-						return
-					}
-				}
-				for _, to := range n.addresses[f] {
-					if !yield(s.behindInterface(name, to)) {
-						return
-					}
-				}
+			if !s.toPorts(f, n, yield) || !s.toAddresses(f, n, yield) || !s.byInterfaces(f, n, yield) {
+				return
 			}
 		}
 	}
+}
+
+// toPorts is false once yield is.
+func (s *sampler) toPorts(f iptables.Families, n names, yield func([]iptables.Packet) bool) bool {
+	for _, port := range n.ports {
+		some := []iptables.Packet{s.inbound(f, iptables.TCP, port)}
+		for _, to := range []netip.Addr{s.outside(f), s.own[f], loopback(f)} {
+			some = append(some, s.owned(n, to, port)...)
+		}
+		if !yield(some) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *sampler) toAddresses(f iptables.Families, n names, yield func([]iptables.Packet) bool) bool {
+	for _, to := range n.addresses[f] {
+		if !yield(append(s.owned(n, to, s.port), s.owned(n, to, 53)...)) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *sampler) byInterfaces(f iptables.Families, n names, yield func([]iptables.Packet) bool) bool {
+	for _, name := range n.interfaces {
+		for _, port := range n.ports {
+			if !yield(s.byInterface(name, s.outside(f), port)) {
+				return false
+			}
+		}
+		for _, to := range n.addresses[f] {
+			if !yield(s.behindInterface(name, to)) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // byInterface are packets to a port that leave and come in by an interface.
@@ -165,9 +180,9 @@ func (s *sampler) owned(n names, to netip.Addr, port uint16) (all []iptables.Pac
 // a thousand entries beside each other would take minutes.
 const mostWork = 20_000_000
 
-// telling finds for each rule a packet that can be sent and would end up elsewhere without it. Where there is none (another rule does the
-// same, or its effect is not to be seen by where packets arrive), one that meets the rule will do. left tells how many rules
-// no packet met by when that was more work than is done, or the context was over.
+// telling finds for each rule a packet that can be sent and would end up elsewhere without it. Where there is none (another
+// rule does the same, or its effect is not to be seen by where packets arrive), one that meets the rule will do. left tells
+// how many rules no packet had met yet when that became more work than is done, or the context was over.
 func (s *sampler) telling(ctx context.Context) (all []sample, left int) {
 	type half struct { // a rule is in force for each family on its own
 		rule *iptables.Rule

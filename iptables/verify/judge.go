@@ -81,11 +81,12 @@ func judge(s sample, e iptables.Explanation, a packets.Arrival) Proof {
 			return p
 		}
 	}
-	if p.OK = same(s.Packet, want, got); p.OK && a.Unanswered {
+	switch p.OK = same(s.Packet, want, got); {
+	case p.OK && a.Unanswered:
 		p.OK, p.Consequence = false, p.Subject+" goes where it should, and gets no answer: what the agent answers is not known for one (another zone of connection tracking)"
-	} else if p.OK && a.Stranger {
+	case p.OK && a.Stranger:
 		p.OK, p.Consequence = false, p.Subject+" goes where it should, and its answer is not known for one: a firewall may drop it (another zone of connection tracking)"
-	} else if !p.OK {
+	case !p.OK:
 		p.Consequence = p.Subject + " " + consequence(p.Rule, want, got)
 		if a.Err != nil && got.end != iptables.Refused && (want.end == iptables.Redirected || !errors.Is(a.Err, packets.ErrNoAddress)) {
 			p.Consequence += ": " + a.Err.Error()
