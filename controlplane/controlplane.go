@@ -77,7 +77,7 @@ type Config struct {
 	// Admission says how new streams of proxies are let in.
 	Admission xds.Admission
 	// MaxConnections bounds the connections of proxies, and their streams, at a time; default: as many as leave an eighth of
-	// the files that the process may have open, and 64, to all else. Negative is no limit.
+	// the files that the process may have open, 64 at least, to all else. Negative is no limit.
 	MaxConnections int
 	// AutomaticScope has sidecars hold the virtual hosts and clusters that their workloads use, and ask for others when they
 	// need them. A node's metadata PILOTFISH_SCOPE (automatic, or all) decides for one.

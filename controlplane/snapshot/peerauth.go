@@ -54,8 +54,8 @@ func (p *peerAuth) mode(namespace string, labels map[string]string, port uint32)
 	return mode
 }
 
-// decide is that, and the document that says so, which is nil when none does: what is said of the
-// port goes before what is said of the workload, that before the namespace, and that before the mesh.
+// decide is that, and the document that says so, which is nil when none does: what is said of the port goes before what is
+// said of the workload, that before the namespace, and that before the mesh.
 func (p *peerAuth) decide(namespace string, labels map[string]string, port uint32) (Mode, *config.Resource) {
 	if r := p.of(namespace, labels); r != nil {
 		// What it leaves open is inherited.
