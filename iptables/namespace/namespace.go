@@ -4,8 +4,8 @@ package namespace
 
 import "time"
 
-// Patience is how long Take and Lock wait. Any process of the namespace could hold the lock for ever, so that it cannot be what
-// safety depends on: the kernel's transactions are.
+// Patience is how long Take waits. Any process of the namespace could hold the lock for ever, so that it cannot be what safety
+// depends on: the kernel's transactions are.
 const Patience = 5 * time.Second
 
 // lockName is that of a socket which stands for the lock. Such names are the namespace's own, and the kernel gives them

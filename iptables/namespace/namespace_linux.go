@@ -95,15 +95,6 @@ func comeBack(home int) {
 	}
 }
 
-// Lock takes a turn of which nothing but the lock is needed.
-func Lock(ctx context.Context, fd int) (release func(), err error) {
-	t, err := Take(ctx, fd)
-	if err != nil {
-		return nil, err
-	}
-	return t.End, nil
-}
-
 // try asks for the name, which belongs to the namespace that the socket was made in.
 func try(socket int) (free bool, err error) {
 	err = unix.Bind(socket, &unix.SockaddrUnix{Name: lockName})

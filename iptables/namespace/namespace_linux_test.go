@@ -16,26 +16,26 @@ import (
 
 func TestTheLockIsOfOneNamespaceAndOneHolder(t *testing.T) {
 	one, other := testns.New(t), testns.New(t)
-	release, err := Lock(context.Background(), int(one.Handle))
+	turn, err := Take(context.Background(), int(one.Handle))
 	if err != nil {
 		t.Fatal(err)
 	}
 	soon, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Lock(soon, int(one.Handle)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Take(soon, int(one.Handle)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a second holder: %v", err)
 	}
-	elsewhere, err := Lock(context.Background(), int(other.Handle))
+	elsewhere, err := Take(context.Background(), int(other.Handle))
 	if err != nil {
 		t.Fatal(err)
 	}
-	elsewhere()
-	release()
-	again, err := Lock(context.Background(), int(one.Handle))
+	elsewhere.End()
+	turn.End()
+	again, err := Take(context.Background(), int(one.Handle))
 	if err != nil {
 		t.Fatal(err)
 	}
-	again()
+	again.End()
 }
 
 func TestTheCallerStaysWhereItIs(t *testing.T) {
@@ -120,7 +120,7 @@ func TestThreadThatIsLeftElsewhereIsNeverTheFirstOfTheProcess(t *testing.T) {
 
 func TestWhatATurnOpensItOpensWhenItHasTheLock(t *testing.T) {
 	ns := testns.New(t)
-	release, err := Lock(context.Background(), int(ns.Handle))
+	first, err := Take(context.Background(), int(ns.Handle))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,11 +142,11 @@ func TestWhatATurnOpensItOpensWhenItHasTheLock(t *testing.T) {
 	}()
 	soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := Lock(soon, int(ns.Handle)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Take(soon, int(ns.Handle)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a third: %v", err)
 	}
 	close(released)
-	release()
+	first.End()
 	if err := <-taken; err != nil {
 		t.Fatal(err)
 	}

@@ -13,9 +13,6 @@ var errLinux = errors.New("network namespaces are of Linux")
 // Do fails.
 func Do(int, func() error) error { return errLinux }
 
-// Lock fails.
-func Lock(context.Context, int) (release func(), err error) { return nil, errLinux }
-
 // Turn is of Linux.
 type Turn struct{}
 
