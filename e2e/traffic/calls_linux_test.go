@@ -138,8 +138,8 @@ func (f *traffic) keepCalling(c *caller) {
 }
 
 // telling are the statistics that tell why a connection ended, and how long certificates are good for.
-const telling = `(connect_(fail|timeout)|none_healthy|no_healthy|no_route|no_filter_chain|ssl\.(fail|connection_error)\w*|fail_verify_\w+|` +
-	`connection_error|downstream_cx_(overflow|overload)\w*|rbac\.\w*denied|listener\..*expiration_unix_time_seconds|rx_reset|flow_timeout|idle_timeout)$`
+const telling = `(connect_(fail|timeout)|none_healthy|no_healthy|no_route|no_filter_chain_match|ssl\.(fail|connection_error)\w*|fail_verify_\w+|` +
+	`connection_error|downstream_cx_(overflow|overload)\w*|downstream_pre_cx_timeout|rbac\.\w*denied|listener\..*expiration_unix_time_seconds|rx_reset|flow_timeout|idle_timeout)$`
 
 // evidence is what the proxies counted.
 func (w *world) evidence() string {

@@ -19,13 +19,15 @@ import (
 
 const kept = 2
 
-// topology has a caller, and two services with two versions each.
+// topology has a caller, and two services with two versions each. The servers talk second: where the machine has no time for a
+// caller's proxy, nobody takes a connection whose handshake is late for one of a server that talks first.
 const topology = `
 apiVersion: pilotfish.dev/v1alpha1
 kind: Mesh
 metadata: {name: NAME}
 spec:
   config: istio
+  mesh: {protocolDetectionTimeout: 20s}
   workloads:
   - {name: gateway, type: gateway, namespace: ns0, labels: {istio: edge}, serviceAccount: gateway}
   - {name: client, namespace: ns2, serviceAccount: client, command: ["${PILOTFISH}", idle]}
