@@ -35,9 +35,12 @@ func (s *sandbox) at(i, port int) string {
 	return net.JoinHostPort(s.addresses[i].String(), fmt.Sprint(port))
 }
 
-// serve starts a server in the pod, on a port of all its addresses.
+// serve starts a server in the pod, on a port of all its addresses, and waits until it answers there.
 func (s *sandbox) serve(t *testing.T, port int) (id string) {
-	return s.start(t, container{name: fmt.Sprintf("app%d", port), args: []string{"/podapp", "serve", fmt.Sprintf(":%d", port)}, user: 1000})
+	t.Helper()
+	id = s.start(t, container{name: fmt.Sprintf("app%d", port), args: []string{"/podapp", "serve", fmt.Sprintf(":%d", port)}, user: 1000})
+	s.waitFor(t, id, fmt.Sprintf("127.0.0.1:%d", port))
+	return id
 }
 
 // waitFor waits until an address answers.
