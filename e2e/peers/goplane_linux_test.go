@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
@@ -77,7 +78,8 @@ func TestGoControlPlanesOwnTestPassesThroughTheRelay(t *testing.T) {
 				"socket_address:\n                address: 127.0.0.1\n                port_value: 18000", "pipe: {path: ./XDS}",
 				"port_value: 18090", fmt.Sprint("port_value: ", base+2))))
 			said, err := "", error(nil)
-			for range 3 { // its requests have 100 ms each, which TLS may not take on a busy machine, without the relay either
+			// Its requests have 100 ms each, which TLS may not take on a busy machine, without the relay either.
+			for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); {
 				said, err = run(exec.Command(program, append(c.flags, "-clusters=20", "-http=4", "-scopedhttp=4", "-tcp=2", "-u=3", "-r=25", "-delay=100ms",
 					fmt.Sprint("-port=", base), fmt.Sprint("-gateway=", base+1), fmt.Sprint("-als=", base+2), fmt.Sprint("-base=", base+5),
 					"-upstream="+port, "-message=hello")...))
