@@ -165,7 +165,7 @@ func TestAMeshComesUpIsDescribedAndLeavesNothing(t *testing.T) {
 	for _, e := range m.registry.List(config.WorkloadEntry) {
 		entries = append(entries, e.Namespace+"/"+e.Name+" "+e.Labels["security.istio.io/tlsMode"])
 	}
-	if want := []string{"default/a-1 istio", "default/a-2 istio", "edge/gate "}; !slices.Equal(entries, want) {
+	if want := []string{"default/a-1 istio", "default/a-2 istio", "edge/gate disabled"}; !slices.Equal(entries, want) {
 		t.Errorf("the registry has %q, want %q", entries, want)
 	}
 	ready := m.find("a-1 ready", func(e Event) bool { return e.Kind == Ready && e.Instance == "a-1" })

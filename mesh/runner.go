@@ -317,14 +317,22 @@ func (r *runner) entry() *config.Resource {
 	return r.instance.workload.entry(r.instance.Name, r.instance.Proxy.String())
 }
 
+// tlsModeLabel says of a workload whether its proxy answers by the mesh's mutual TLS. Without it an account would say that it does.
+const tlsModeLabel = "security.istio.io/tlsMode"
+
 // entry is one instance of the workload as the registry has it.
 func (w *Workload) entry(name, address string) *config.Resource {
 	labels := map[string]string{}
 	for k, v := range w.Labels {
 		labels[k] = v
 	}
-	if w.Type != Gateway {
-		labels["security.istio.io/tlsMode"] = "istio"
+	// What a gateway speaks at its ports its Gateways say: as in Istio callers take it for the mesh's TLS where a DestinationRule
+	// says so, and not by themselves.
+	switch {
+	case w.Type != Gateway:
+		labels[tlsModeLabel] = "istio"
+	case labels[tlsModeLabel] == "":
+		labels[tlsModeLabel] = "disabled"
 	}
 	ports := map[string]uint32{}
 	for _, p := range w.Ports {

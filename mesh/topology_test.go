@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
 const head = "apiVersion: pilotfish.dev/v1alpha1\nkind: Mesh\nmetadata:\n  name: shop\n"
@@ -303,5 +307,26 @@ func TestTheDocumentedExampleIsATopology(t *testing.T) {
 	}
 	if top, err := Parse("docs/topology.md", []byte(example)); err != nil || len(top.Workloads) != 3 {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestGatewaysAreTakenForTheMeshsTLSByRulesOnly: their ports speak what Gateways say, plaintext and the TLS of others too.
+func TestGatewaysAreTakenForTheMeshsTLSByRulesOnly(t *testing.T) {
+	top, err := Parse("mesh.yaml", []byte(head+`spec:
+  workloads:
+  - {name: gate, type: gateway, serviceAccount: gate, ports: [{port: 8080}]}
+  - {name: mutual, type: gateway, serviceAccount: gate, labels: {security.istio.io/tlsMode: istio}, ports: [{port: 8080}]}
+  - {name: app, serviceAccount: app, command: [app], ports: [{port: 8080}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, r := range top.Registry().List(config.WorkloadEntry) {
+		entry := r.Spec.(*networking.WorkloadEntry)
+		got[entry.GetLabels()["app"]] = registry.HasSidecar(entry.GetLabels(), entry.GetServiceAccount())
+	}
+	if diff := cmp.Diff(map[string]bool{"gate": false, "mutual": true, "app": true}, got); diff != "" {
+		t.Error(diff)
 	}
 }

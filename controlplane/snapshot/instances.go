@@ -98,7 +98,10 @@ func (b instancesBuilder) facts(svc *registry.Service, port uint32, eps []Endpoi
 		found = true
 		if !e.MTLS {
 			all = false
-			continue
+			if e.Endpoint.MTLS || e.ServiceAccount == "" {
+				continue
+			}
+			// Such as a gateway: where a rule has callers use the mesh's TLS to it, it shows its identity.
 		}
 		if e.ServiceAccount == "" {
 			anonymous = true

@@ -179,8 +179,15 @@ func TestWhatOnlyLooksLikeAMistakeIsNotTold(t *testing.T) {
 			traffic("Sidecar", "x", "{workloadSelector: {labels: {app: reviews}}, ingress: [{port: {number: 8080, protocol: HTTPS, name: https}, defaultEndpoint: '127.0.0.1:80', tls: {mode: SIMPLE, serverCertificate: /c, privateKey: /k}}]}"),
 		"two hosts of one address, served alike": traffic("ServiceEntry", "a", `{hosts: [a.example.com, b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: STATIC, endpoints: [{address: 10.1.1.1}]}`) +
 			traffic("DestinationRule", "both", "{host: '*.example.com', trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}"),
-		"hosts of one address, of the caller's choice":        traffic("ServiceEntry", "a", `{hosts: [a.example.com, b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: NONE}`),
-		"a listener for a port of one service":                traffic("Sidecar", "x", "{egress: [{port: {number: 5432, protocol: TCP, name: tcp}, hosts: [./*]}, {port: {number: 81, protocol: HTTP, name: http}, hosts: [~/*]}]}"),
+		"hosts of one address, of the caller's choice": traffic("ServiceEntry", "a", `{hosts: [a.example.com, b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: NONE}`),
+		"a listener for a port of one service":         traffic("Sidecar", "x", "{egress: [{port: {number: 5432, protocol: TCP, name: tcp}, hosts: [./*]}, {port: {number: 81, protocol: HTTP, name: http}, hosts: [~/*]}]}"),
+		"mutual TLS to a gateway": document("v1", "Service", "edge", "shop", "{selector: {istio: edge}, ports: [{port: 80, name: http}]}") +
+			traffic("WorkloadEntry", "edge-1", "{address: 10.0.0.4, serviceAccount: edge, labels: {istio: edge, security.istio.io/tlsMode: disabled}}") +
+			traffic("DestinationRule", "edge", "{host: edge, trafficPolicy: {tls: {mode: ISTIO_MUTUAL}}}"),
+		"plaintext to a gateway under STRICT": policy("PeerAuthentication", "default", "{selector: {matchLabels: {istio: edge}}, mtls: {mode: STRICT}}") +
+			document("v1", "Service", "edge", "shop", "{selector: {istio: edge}, ports: [{port: 80, name: http}]}") +
+			traffic("WorkloadEntry", "edge-1", "{address: 10.0.0.4, serviceAccount: edge, labels: {istio: edge}}") +
+			traffic("DestinationRule", "edge", "{host: edge, trafficPolicy: {tls: {mode: DISABLE}}}"),
 		"hosts of the workloads' own namespaces, for all":     document("networking.istio.io/v1", "Sidecar", "x", "istio-system", "{egress: [{hosts: [./reviews.shop.svc.cluster.local]}]}"),
 		"a host that some of all see":                         traffic("ServiceEntry", "a", `{hosts: [a.example.com], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}`) + document("networking.istio.io/v1", "Sidecar", "x", "istio-system", "{egress: [{hosts: [shop/a.example.com]}]}"),
 		"a listener for the host of a rule":                   traffic("VirtualService", "x", "{hosts: [shop.internal], http: [{"+toReviews+"}]}") + traffic("Sidecar", "x", "{egress: [{hosts: [./shop.internal, ./reviews.shop.svc.cluster.local]}]}"),

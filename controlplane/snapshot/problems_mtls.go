@@ -77,8 +77,8 @@ func (c *checker) servicesNamed(host, namespace string) []*registry.Service {
 func (c *checker) compareTLS(r *config.Resource, svc *registry.Service, t callersTLS) {
 	var strict, mutual, plain int
 	for _, e := range c.s.Registry.Endpoints(svc) {
-		if t.port != 0 && e.ServicePort != t.port || slices.Contains(t.own, e.ServicePort) || !Selects(t.subset, e.Labels) {
-			continue
+		if t.port != 0 && e.ServicePort != t.port || slices.Contains(t.own, e.ServicePort) || !Selects(t.subset, e.Labels) || c.isGateway(e.Labels) {
+			continue // what a gateway accepts, its servers say
 		}
 		mode := c.s.peerAuth.mode(e.Namespace, e.Labels, e.Port)
 		switch {

@@ -206,6 +206,15 @@ spec: {address: 127.0.0.2, labels: {app: a, security.istio.io/tlsMode: istio}}
 	if f := m.Instances(m.service("out.example.com")).Facts(80); f.AllMTLS {
 		t.Errorf("outside the mesh: %+v", f)
 	}
+	m.apply(service("gate", "one") + "---\n" + `
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: gate, namespace: one}
+spec: {address: 127.0.0.3, serviceAccount: gate, labels: {app: gate, security.istio.io/tlsMode: disabled}}
+`)
+	if f := m.Instances(m.service("gate.one.svc.cluster.local")).Facts(80); f.AllMTLS || len(f.Identities) != 1 || f.Identities[0] != "spiffe://cluster.local/ns/one/sa/gate" {
+		t.Errorf("a gateway, which a rule may have callers use the mesh's TLS to: %+v", f)
+	}
 }
 
 func TestCacheForgetsWhatNobodyAsksForAndKeepsTheRest(t *testing.T) {
