@@ -133,9 +133,9 @@ func TestApplicationIsToldToEndWhenItsProxyIsGone(t *testing.T) {
 // Jobs that know of a sidecar end it themselves, and have something left to do.
 func TestApplicationThatEndsItsProxyGoesOnWithoutIt(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.21.1", `
-		trap 'got=15' TERM; curl -s -X POST http://127.107.21.1:15020/quitquitquit
-		while curl -s -o /dev/null http://127.107.21.1:15020/healthz/live; do sleep 0.05; done
+	s := newRun(t, "127.107.61.1", `
+		trap 'got=15' TERM; curl -s -X POST http://127.107.61.1:15020/quitquitquit
+		while curl -s -o /dev/null http://127.107.61.1:15020/healthz/live; do sleep 0.05; done
 		echo "the proxy is gone"; while [ ! -e end ]; do sleep 0.05; done; exit $((got + 4))`)
 	s.cp.start(t)
 	r := s.start(t)
