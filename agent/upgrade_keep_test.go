@@ -2,11 +2,17 @@ package agent
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -85,4 +91,54 @@ func TestOldEnvoyThatIsSlowToDrainLosesNoRequest(t *testing.T) {
 	load.lossless()
 	r.serves(testenv.EnvoyVersion, 1)
 	r.end()
+}
+
+// TestConnectionThatItsClientHasEndedHalfIsKept: a client that has sent all it has still waits for the answer.
+func TestConnectionThatItsClientHasEndedHalfIsKept(t *testing.T) {
+	for address, way := range map[string]string{"127.88.61.1": hotRestart, "127.88.61.2": handOver} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			app, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = app.Close() })
+			taken, answers := make(chan struct{}), make(chan struct{})
+			go func() {
+				if c, err := app.Accept(); err == nil {
+					n, _ := io.Copy(io.Discard, c)
+					close(taken)
+					<-answers
+					_, _ = fmt.Fprint(c, n)
+					_ = c.Close()
+				}
+			}()
+			s := newSetup(t, address)
+			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, testenv.OldEnvoyVersion))
+			s.args = append(s.args, "--restart")
+			s.cp.more = []*listenerv3.Listener{message(t, &listenerv3.Listener{}, tcpListener, s.address)}
+			s.cp.clusters = []*clusterv3.Cluster{message(t, &clusterv3.Cluster{}, appCluster, app.Addr().(*net.TCPAddr).Port)}
+			s.cp.start(t)
+			r := s.start(t)
+			r.waitReady()
+			failed := make(chan error, 1)
+			go func() {
+				answer, err := upload(s.address+":9001", 1000)
+				if err == nil && answer != "1000" {
+					err = fmt.Errorf("the application says that it got %s bytes", answer)
+				}
+				failed <- err
+			}()
+			<-taken
+			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.EnvoyVersion), "--way", way, "--keep", "1m"); u.exit() != 0 {
+				t.Fatalf("upgrade: %s", u.out)
+			}
+			time.Sleep(4 * time.Second) // more than an old Envoy without a connection is kept
+			close(answers)
+			if err := <-failed; err != nil {
+				t.Error(err)
+			}
+			r.end()
+		})
+	}
 }

@@ -24,7 +24,7 @@ func (p *Process) Listens() (map[uint64]bool, error) {
 
 // Clients counts the TCP connections that the Envoy has accepted, without asking it. Those that it made itself are told by
 // their local port: a temporary one, at which nobody listens. The ports are those at which it listened as far as is known,
-// since it may have closed its listeners. Connections of the ports excepted do not count.
+// since it may have closed its listeners. Connections of the ports excepted do not count; those that one side has ended do.
 func (p *Process) Clients(ports map[uint64]bool, except ...uint32) (int, error) {
 	descriptors, err := socketDescriptors(p.pid)
 	if err != nil {
@@ -35,7 +35,7 @@ func (p *Process) Clients(ports map[uint64]bool, except ...uint32) (int, error) 
 	err = eachSocket(p.pid, func(s socket) {
 		port := portOf(s.local)
 		_, own := descriptors[s.inode]
-		if own && s.state == stateEstablished && !slices.Contains(except, uint32(port)) && (ports[port] || port < first || port > last) {
+		if own && s.state != stateListening && !slices.Contains(except, uint32(port)) && (ports[port] || port < first || port > last) {
 			n++
 		}
 	})
@@ -88,11 +88,8 @@ func temporaryPorts() (first, last uint64) {
 	return first, last
 }
 
-// States of sockets in /proc/net/tcp.
-const (
-	stateEstablished = "01"
-	stateListening   = "0A"
-)
+// stateListening is the state of sockets in /proc/net/tcp that listen.
+const stateListening = "0A"
 
 // socket is a TCP socket as /proc/net/tcp has it.
 type socket struct{ family, local, state, queues, inode string }
