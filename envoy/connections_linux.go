@@ -47,7 +47,7 @@ const kernelsPart = 8 << 10
 
 // Untaken counts the bytes that wait in the kernel on connections that the Envoy made itself, for servers that read more
 // slowly than they are sent to. Where it is less than kernelsPart the Envoy has nothing more for that server, and may end:
-// the kernel delivers the rest.
+// the kernel delivers the rest. A server that is gone, such as an unreachable collector of logs, takes nothing ever.
 func (p *Process) Untaken() (uint64, error) {
 	descriptors, err := socketDescriptors(p.pid)
 	if err != nil {
@@ -60,7 +60,7 @@ func (p *Process) Untaken() (uint64, error) {
 		}
 		if s.state == stateListening {
 			listens[portOf(s.local)] = true
-		} else if n := s.unsent(); n >= kernelsPart {
+		} else if n := s.unsent(); n >= kernelsPart && !s.unanswered() {
 			waiting[portOf(s.local)] += n
 		}
 	})
@@ -92,13 +92,33 @@ func temporaryPorts() (first, last uint64) {
 const stateListening = "0A"
 
 // socket is a TCP socket as /proc/net/tcp has it.
-type socket struct{ family, local, state, queues, inode string }
+type socket struct{ family, local, state, queues, resent, probes, inode string }
+
+// parseSocket reads a line of that file, as the kernel's Documentation/networking/proc_net_tcp.rst has it.
+func parseSocket(family, line string) (s socket, ok bool) {
+	fields := strings.Fields(line)
+	if len(fields) < 10 {
+		return s, false
+	}
+	return socket{family, fields[1], fields[3], fields[4], fields[6], fields[8], fields[9]}, true
+}
 
 // unsent is how much of what was written to it the other side has not taken.
 func (s socket) unsent() uint64 {
 	text, _, _ := strings.Cut(s.queues, ":")
 	n, _ := strconv.ParseUint(text, 16, 64)
 	return n
+}
+
+// mostUnanswered is how often the kernel may repeat itself, to send anew or to ask whether more may be sent, before nobody is
+// taken to be there: the third time is some two seconds after the first. Each answer begins the count anew.
+const mostUnanswered = 3
+
+// unanswered says whether the other side does not even confirm what it gets. One that only reads slowly does.
+func (s socket) unanswered() bool {
+	resent, _ := strconv.ParseUint(s.resent, 16, 64)
+	probes, _ := strconv.ParseUint(s.probes, 10, 64)
+	return max(resent, probes) >= mostUnanswered
 }
 
 // eachSocket goes through the TCP sockets of a process's network.
@@ -113,8 +133,8 @@ func eachSocket(pid int, f func(socket)) error {
 		}
 		lines := bufio.NewScanner(file)
 		for lines.Scan() {
-			if fields := strings.Fields(lines.Text()); len(fields) >= 10 {
-				f(socket{family, fields[1], fields[3], fields[4], fields[9]})
+			if s, ok := parseSocket(family, lines.Text()); ok {
+				f(s)
 			}
 		}
 		_ = file.Close()
