@@ -126,10 +126,8 @@ func (c *checker) target(host, namespace string) string {
 func (c *checker) service(host, namespace string) *registry.Service {
 	full := c.w.resolve(host, namespace)
 	for _, svc := range c.w.byHost[c.s.Registry.Target(full)] {
-		for known := range svc.WithAliases() {
-			if known.Hostname == full && known.VisibleTo(namespace) && svc.VisibleTo(namespace) {
-				return svc
-			}
+		if knownAs(svc, full, namespace) {
+			return svc
 		}
 	}
 	return nil

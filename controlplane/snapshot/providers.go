@@ -87,14 +87,24 @@ func (c *checker) custom(p Policy) {
 	}
 	_, host := SplitProviderService(service)
 	for _, svc := range c.w.byHost[c.s.Registry.Target(host)] {
-		if !IsProviderService(svc, service) {
+		if !IsProviderService(svc, service) || !knownAs(svc, host, p.Namespace) {
 			continue
 		}
-		if _, ok := svc.Port(port); ok && (len(svc.ExportTo) == 0 || svc.VisibleTo(p.Namespace)) {
+		if _, ok := svc.Port(port); ok {
 			return
 		}
 	}
 	say("the external authorizer "+service+" is no service that is seen here, or has not that port", "add a Service or ServiceEntry for it, with the provider's port")
+}
+
+// knownAs says whether a service, and that it is called so, is seen from a namespace.
+func knownAs(svc *registry.Service, host, namespace string) bool {
+	for known := range svc.WithAliases() {
+		if known.Hostname == host && known.VisibleTo(namespace) && svc.VisibleTo(namespace) {
+			return true
+		}
+	}
+	return false
 }
 
 // policyAction warns of what is not done as the policy's author expects.

@@ -7,7 +7,10 @@ import (
 
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	meshconfig "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
@@ -141,5 +144,36 @@ spec: {host: kritik, subsets: [{name: v1, labels: {version: v1}}]}
 		if want := translate.OutboundCluster("reviews.shop.svc.cluster.local", "", 80); len(got) != 1 || got[0] != want {
 			t.Errorf("%s has the clusters %q", description, got)
 		}
+	}
+}
+
+// TestAnAuthorizerByAnAliasIsToldWhereItCannotBeAsked: what a policy would ask about is denied where the alias is not seen.
+func TestAnAuthorizerByAnAliasIsToldWhereItCannotBeAsked(t *testing.T) {
+	mesh := &meshconfig.MeshConfig{}
+	if err := protojson.Unmarshal([]byte(`{"extensionProviders": [
+ {"name": "seen", "envoyExtAuthzHttp": {"service": "kritik.books.svc.cluster.local", "port": 80}},
+ {"name": "hidden", "envoyExtAuthzHttp": {"service": "private.books.svc.cluster.local", "port": 80}}]}`), mesh); err != nil {
+		t.Fatal(err)
+	}
+	m := newTestMesh(t, mesh, aliasedMesh, `
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: one, namespace: shop}
+spec: {action: CUSTOM, provider: {name: seen}, rules: [{}]}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: two, namespace: shop}
+spec: {action: CUSTOM, provider: {name: hidden}, rules: [{}]}
+`)
+	var told []string
+	for _, p := range m.snap.Problems() {
+		if p.Code == config.UnknownProvider {
+			told = append(told, p.Key.Name+": "+p.Message)
+		}
+	}
+	want := "two: the external authorizer private.books.svc.cluster.local is no service that is seen here, or has not that port: what the rules match is denied"
+	if !slices.Equal(told, []string{want}) {
+		t.Errorf("told is %q", told)
 	}
 }
