@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -84,6 +85,11 @@ func newFileSystem(t *testing.T) *fileSystem {
 	}
 	f := &fileSystem{dir: dir, process: server.Process}
 	t.Cleanup(func() {
+		// Who was given up writes on once there is an answer, after the unmounting into the directory below.
+		_ = server.Process.Signal(syscall.SIGCONT)
+		for end := time.Now().Add(10 * time.Second); asking() && time.Now().Before(end); {
+			time.Sleep(10 * time.Millisecond)
+		}
 		// By force: all who wait have an answer by the kernel, whether the place is in use or not.
 		_ = unix.Unmount(dir, unix.MNT_FORCE)
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
@@ -97,6 +103,12 @@ func newFileSystem(t *testing.T) *fileSystem {
 		return nil
 	})
 	return f
+}
+
+// asking says whether anybody in this process waits for a file system still.
+func asking() bool {
+	stacks := make([]byte, 4<<20)
+	return strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "disks.(*Disks).answer(")
 }
 
 func (f *fileSystem) signal(t *testing.T, s os.Signal) {
