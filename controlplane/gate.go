@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"errors"
 	"log/slog"
 	"math"
 	"net"
@@ -86,6 +87,14 @@ func (l *guarded) Accept() (net.Conn, error) {
 type counted struct {
 	net.Conn
 	leave func()
+}
+
+// SyscallConn has gRPC wait for what a connection brings before it makes room for that, as without the count: 32 KiB for each.
+func (c *counted) SyscallConn() (syscall.RawConn, error) {
+	if conn, ok := c.Conn.(syscall.Conn); ok {
+		return conn.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
 }
 
 func (c *counted) Close() error {
