@@ -3,6 +3,7 @@ package packets
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -72,7 +73,10 @@ func (s *session) arrived(t token, got Arrival) {
 	a, ok := s.byToken[t]
 	switch {
 	case !ok:
-	case a.packet.Answerer != nil && a.number() == protocolUDP && s.reply(a, got) == nil: // and comes back
+	case a.packet.Answerer != nil && a.number() == protocolUDP:
+		if err := s.reply(a, got); err != nil {
+			a.end(Arrival{Where: Nowhere, Err: fmt.Errorf("answer it: %w", err)})
+		}
 	default:
 		a.end(got)
 	}
